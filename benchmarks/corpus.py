@@ -33,42 +33,9 @@ from two_steps import two_steps
 from posttrain.cli.plan import PLANS
 from posttrain.cli.request import load_request
 from posttrain.cli.verdict import verdict as judged
+from posttrain.dialects.scripts.trainers import ASKS, BASE_FILES, RECIPE_FILES, trainer_of
 from posttrain.errors import RequestError
 
-# The peers' own entry points, by the module or program that a script starts.
-ENTRY_POINTS = {
-    "verl.trainer.main_ppo": "verl",
-    "verl.trainer.fsdp_sft_trainer": "verl",
-    "verl.trainer.sft_trainer": "verl",
-    "verl.trainer.main_generation": "verl",
-    "verl.trainer.main_eval": "verl",
-    "verl.experimental.fully_async_policy.fully_async_main": "verl",
-    "recipe.fully_async_policy.fully_async_main": "verl",
-    "verl.experimental.one_step_off_policy.main_ppo": "verl",
-    "recipe.one_step_off_policy.main_ppo": "verl",
-    "skyrl_train.entrypoints.main_base": "skyrl",
-    "examples.async.main_async": "skyrl",
-    "examples.train.async.main_async": "skyrl",
-}
-# Keys of ours for a loop that no key of theirs asks for.
-ASKS = {name: ["+posttrain.asynchronous.mode=one_step"] for name in ENTRY_POINTS if name.endswith(".main_async")}
-# The file an entry point starts from, where a script names no other.
-BASE_FILES = {
-    "verl.trainer.main_ppo": "ppo_trainer",
-    "verl.trainer.fsdp_sft_trainer": "sft_trainer",
-    "verl.trainer.sft_trainer": "sft_trainer_engine",
-    "verl.trainer.main_generation": "generation",
-    "verl.trainer.main_eval": "evaluation",
-}
-# The same for recipes, whose files lie beside their programs.
-RECIPE_FILES = {
-    "recipe.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
-    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
-    "recipe.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
-    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
-}
-# Programs of a third party that start from verl's own file: verl_tool.trainer.main_ppo, verl.trainer.main_ppo_format
-OWN_PROGRAMS = re.compile(r"(?:\w+\.)+(main_ppo|main_generation|main_eval)(?:_\w+)?")
 VERL_FILES = "verl/trainer/config"
 LAUNCHERS = ("python", "python3", "torchrun", "uv", "ray", "accelerate", "deepspeed")
 # Every launcher becomes a function that prints its arguments; a command that is not there is no error.
@@ -170,21 +137,13 @@ def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
     return [call.split("\0")[:-1] for call in printed.split("\1\0") if call]
 
 
-def program(word: str) -> str:
-    """The peer's own entry point that a word of a launcher starts; "" for another word."""
-    if word in ENTRY_POINTS:
-        return word
-    own = OWN_PROGRAMS.fullmatch(word)
-    return f"verl.trainer.{own[1]}" if own else ""
-
-
 def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> Launch | None:
     """The request in a launcher's words; None where it starts something else."""
-    started = next((word for word in words if program(word)), None)
-    if started is None:
+    started = next((word for word in words if trainer_of(word)), None)
+    trainer = trainer_of(started) if started is not None else None
+    if started is None or trainer is None or trainer.dialect == "roll":
         return None
-    module = program(started)
-    peer = ENTRY_POINTS[module]
+    module, peer = trainer.module, trainer.dialect
     dialect = dialect if dialect.partition("@")[0] == peer else peer
     folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
     rest = [*words[words.index(started) + 1 :], *ASKS.get(module, [])]

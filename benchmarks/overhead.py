@@ -164,9 +164,9 @@ def run(path: str, folder: Path, seconds: float) -> None:
         setattr(owner, name, turns.watched(owner, name, instead))
     first = rl_sync.sample_groups  # what a step begins with
 
-    def begun(*arguments: Any) -> Any:
+    def begun(*arguments: Any, **options: Any) -> Any:
         turns.next_step()
-        return first(*arguments)
+        return first(*arguments, **options)
 
     rl_sync.sample_groups = begun
     with suppress(Enough):

@@ -31,7 +31,7 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
         return "not tried: it is no configuration of reinforcement learning"
     if config.validation.only:
         return "not tried: it makes no step"
-    if config.reward.judge is not None and not config.reward.terms:
+    if config.reward.judges and not config.reward.terms:
         return "not tried: a judge alone scores it"
     if config.reward.model is not None or config.environment.name not in (None, SINGLE_TURN):
         return "not tried: it needs a reward model, tools or an environment of its own"
@@ -94,6 +94,8 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
                 config.model,
                 path=str(model),
                 tokenizer_path=None,
+                freeze_vision=False,
+                freeze=[],
                 config_overrides={"max_position_embeddings": POSITIONS},
             ),
             "data": _with(config.data, **files, **columns),
@@ -104,7 +106,12 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
             "critic": _with(config.critic, path=None, **small, **few),
             "reference": _with(config.reference, path=None, **few),
             "reward": _with(
-                config.reward, terms=terms, judge=None, overlong_buffer_tokens=None, check_references=False
+                config.reward,
+                terms=terms,
+                judge=None,
+                more_judges={},
+                overlong_buffer_tokens=None,
+                check_references=False,
             ),
             "run": _with(config.run, folder=str(folder / "run"), total_steps=2, resume="never"),
             "checkpoint": _with(config.checkpoint, every_steps=None, at_end=False, upload=None, folder=None),
@@ -114,7 +121,10 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
 
 
 def _own_rows(settings: dict[str, Any], data: Path) -> dict[str, Any]:
-    """Settings of an environment that asks questions of a file: the made one, without tools."""
+    """Settings of an environment that asks questions of a file: the made one, without tools. Tools of a file that was not opened
+    are a calculator."""
+    if settings.get("tools") == []:
+        settings = settings | {"tools": ["calculator"]}
     if "file" not in settings:
         return settings
     rest = {name: value for name, value in settings.items() if name not in ("tools", "max_calls")}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,22 @@ class PosttrainError(Exception):
     exit_code = 3
 
 
-class RequestError(PosttrainError):
+class _Explained(PosttrainError):
+    """Base of the errors whose text is all that a user needs: in a notebook it takes the place of the traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: the caller's own line, then the text of the command line."""
+        frames = traceback.extract_tb(self.__traceback__)
+        ours = [number for number, frame in enumerate(frames) if Path(frame.filename).is_relative_to(_PACKAGE)]
+        callers = frames[: ours[0]][-1:] if ours else frames[-1:]
+        places = [f"line {frame.lineno}: {frame.line}" for frame in callers]
+        return [*places, *f"{type(self).__name__}: {self._described()}".splitlines()]
+
+    def _described(self) -> str:
+        return str(self)
+
+
+class RequestError(_Explained):
     """The request is wrong (configuration, data, paths); nothing was started. Holds all problems found."""
 
     exit_code = 2
@@ -57,6 +76,12 @@ class RequestError(PosttrainError):
     def locate(self, locate: Callable[[Sequence[Problem]], list[Problem]]) -> None:
         """Add the user's file, line and key to the problems; ``locate`` finds them (a dialect's LoadedConfig.locate)."""
         self.problems = locate(self.problems)
+
+    def _described(self) -> str:
+        if len(self.problems) < 2:
+            return str(self)
+        numbered = [f"{number}. {problem}" for number, problem in enumerate(self.problems, start=1)]
+        return "\n".join([f"{len(numbered)} problems, and nothing was started:", *numbered])
 
 
 class ConfigError(RequestError):
@@ -83,13 +108,13 @@ class ShapeError(PosttrainError, ValueError):
     """Tensors whose shapes must agree differ. A programming error, not a user's."""
 
 
-class RunStopped(PosttrainError):
+class RunStopped(_Explained):
     """The run stopped itself, because continuing would silently produce wrong results."""
 
     exit_code = 3
 
 
-class RunInterrupted(PosttrainError):
+class RunInterrupted(_Explained):
     """A signal stopped the run, which has saved its state; starting it again resumes it."""
 
     exit_code = 75

@@ -33,6 +33,9 @@ class LossFacts:
     """The loss is one number per response, so a response has one importance weight: the geometric mean over its tokens."""
     has_ratio: bool = True
     """The loss holds the ratio of the policy to the policy that sampled; False: importance weights are its only correction."""
+    chooses_tokens: bool = False
+    """Some tokens, chosen over the whole mini-batch by its file's function ``choose``, are treated otherwise: before the update
+    where the mini-batch does not come in one piece, by log-probs of one more forward pass."""
     aggregation: str = ""
     """The loss.aggregation that the paper defines the loss with; "" where any will do."""
 
@@ -78,8 +81,38 @@ class RolloutEngineFacts:
     """Streams hand back unfinished responses and continue them under newer weights (asynchronous.mode colocate)."""
     keeps_cache: bool = False
     """Streams can continue them on the keys and values of older weights (asynchronous.cache_on_new_weights: keep)."""
+    seeds_of_requests: bool = False
+    """Draws by the seed of a request where it has one."""
+    samplings_of_requests: bool = False
+    """Draws from the distribution of a request, and ends at its stops, where it has them."""
+    reports_top_logprobs: bool = False
+    """Reports the likeliest tokens at every place of a response where a request asks for them."""
+    prompt_logprobs_of_requests: bool = False
+    """Reports the log-probs of a prompt's tokens where a request asks for them."""
     most_temperature: float | None = None
     """Highest temperature that it takes; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFacts:
+    """Facts about an environment."""
+
+    asks: bool = False
+    """Asks for turns by itself (an AskingEnv), which takes a process of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormFacts:
+    """Facts about a form of tool calls."""
+
+    in_template: tuple[str, ...] = ()
+    """Texts that are all in the chat templates of models that write it."""
+    opening: tuple[str, ...] = ()
+    """Texts that a call, or a block of calls, begins with; what stands before is the message's content."""
+    marks: tuple[str, ...] = ()
+    """Texts of the form that are special tokens in some tokenizers: replies are decoded with them."""
+    calls_as_messages: bool = False
+    """The chat template takes a turn with calls only as tool_calls of a message, and not as plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,11 +30,13 @@ from posttrain.errors import ConfigError, MissingDependency, Problem, RequestErr
 from posttrain.facts import (
     AdvantageFacts,
     DivergenceFacts,
+    EnvFacts,
     LossFacts,
     NoFacts,
     RewardFacts,
     RolloutEngineFacts,
     ToolFacts,
+    ToolFormFacts,
 )
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
@@ -44,11 +46,13 @@ F = TypeVar("F")
 
 # The package extra that brings a third-party library, by the library's import name, where the two names differ.
 EXTRAS = {
+    "bitsandbytes": "qlora",
     "bm25s": "search",
     "httpx2": "http",
     "langdetect": "ifeval",
     "liger_kernel": "liger",
     "math_verify": "math",
+    "google.protobuf": "tinker",
     "peft": "lora",
     "reasoning_gym": "tasks",
     "s3fs": "s3",
@@ -298,7 +302,10 @@ def _sources(package: str, name: str) -> Iterator[Path]:
 
 def is_installed(library: str) -> bool:
     """Tell if a third-party library can be imported, without importing it."""
-    return find_spec(library) is not None
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # the package that it is a part of
+        return False
 
 
 def optional_libraries() -> dict[str, str]:
@@ -323,9 +330,10 @@ POLICY_LOSSES = Registry("policy loss", "posttrain.algos.losses", LossFacts)
 DIVERGENCES = Registry("divergence", "posttrain.algos.divergences", DivergenceFacts)
 TUNE_METHODS = Registry("tuning method", "posttrain.algos.tuning", NoFacts)
 REWARDS = Registry("reward", "posttrain.rewards.scorers", RewardFacts)
-ENVS = Registry("environment", "posttrain.envs", NoFacts)
+ENVS = Registry("environment", "posttrain.envs", EnvFacts)
 ENV_CHECKS = Registry("environment", "posttrain.plan.environments", NoFacts)
 TOOLS = Registry("tool", "posttrain.envs.tools", ToolFacts)
+TOOL_FORMS = Registry("form of tool calls", "posttrain.data.tool_forms", ToolFormFacts)
 TRAIN_ENGINES = Registry("training engine", "posttrain.backends.train", NoFacts)
 ENGINE_PLANS = Registry("training engine", "posttrain.plan.engines", NoFacts)
 VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train", NoFacts)

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
@@ -122,6 +123,9 @@ def _import_file(file: Path) -> ModuleType:
         raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    # As with `python -m`: the file may import what lies beside the launch. Last, so that it replaces no library.
+    if (launched := os.getcwd()) not in sys.path:
+        sys.path.append(launched)
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -57,6 +57,7 @@ def run(
     tensors["mask"] = case.mask()
     tensors["old_logprobs"] = tensors["rollout_logprobs"] = case.tensor(old_logprobs, dtype)
     tensors["mini_batch_tokens"] = int(case.mask().sum())
+    tensors["chosen"] = None  # all of the mini-batch is here
     policy = tensors["policy_logprobs"].requires_grad_()
     arguments = [tensors[name] for name in POLICY_LOSSES.inputs(name)]
     token_loss, report = loss(*arguments, **{key: numbers[key] for key in keywords})

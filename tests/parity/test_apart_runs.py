@@ -153,6 +153,14 @@ def test_a_replayed_run_is_equal(make: Make, samplers: Samplers, straight: Path)
     assert orders(again) == orders(straight)
 
 
+def test_a_replay_with_fewer_samplers_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch, straight: Path) -> None:
+    with_samplers(monkeypatch, Samplers(1))
+    fewer = make("fewer", asynchronous=SEPARATE)
+    with pytest.raises(RunStopped, match="had 2 samplers at a time, and this one has 1"):
+        train_run(fewer, replay=straight)
+    assert not list(Path(str(fewer.run.folder)).glob("samples/*"))
+
+
 def orders(folder: Path) -> dict[int, list[tuple[Any, ...]]]:
     """What every sampler was told, in its order."""
     found: dict[int, list[tuple[Any, ...]]] = {}

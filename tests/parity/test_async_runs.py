@@ -21,6 +21,7 @@ from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
 from posttrain.loops.rl_run import RlRun
 from posttrain.run.clock import Clock
+from posttrain.steps import episodes_in_flight
 from posttrain.steps.ahead import Ahead
 from posttrain.steps.assemble import assemble
 from posttrain.steps.one_step import OneStepAhead
@@ -328,9 +329,13 @@ def in_a_world(
 
 
 @pytest.mark.slow
-def test_episodes_go_on_over_steps(make: Make, tmp_path: Path) -> None:
-    """With environments in this process a run is a function of its seed; at S = 0 it is the synchronous one."""
-    runs = [in_a_world(make, tmp_path, name, asynchronous=COLOCATE) for name in ("one", "two")]
+def test_episodes_go_on_over_steps(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With environments in this process a run is a function of its seed, however many passes of the sampler fit into the time
+    between two looks at the environments; at S = 0 it is the synchronous one."""
+    runs = []
+    for name, seconds in (("one", 0.0), ("two", 60.0)):
+        monkeypatch.setattr(episodes_in_flight, "TURN_S", seconds)
+        runs.append(in_a_world(make, tmp_path, name, asynchronous=COLOCATE))
     assert results(runs[0]) == results(runs[1])
     assert_each_group_is_trained_once(runs[0])
     rows = [

@@ -17,7 +17,7 @@ from posttrain.api.configs import as_overrides
 from posttrain.cli.app import main
 from posttrain.errors import RequestError, RunInterrupted
 
-REWARD = "def score(prompt, response): return float(len(response) % 3)\n"
+REWARD = "def score(solution_str): return float(len(solution_str) % 3)\n"
 
 
 @pytest.fixture

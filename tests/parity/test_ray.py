@@ -73,8 +73,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 def test_a_critic_and_a_reward_model_of_a_run_in_one_process(
     address: str, tmp_path: Path, tiny_llama: Path, tiny_scorer: Path
 ) -> None:
-    """PPO: on one rank, on two that hold all roles, and on two of three devices, with a critic on the third beside one of two
-    copies of the reward model."""
+    """PPO: on one rank, on two that hold all roles and share out the reward model's weights too, and on two of three, with
+    a critic on the third beside one of two copies of the reward model."""
     ppo: dict[str, dict[str, Any]] = {
         "advantage": {"name": "gae", "gae_lambda": 0.9},
         "critic": {"sequences_per_mini_batch": 4, "optimizer": {"lr": 3e-3}},
@@ -84,7 +84,14 @@ def test_a_critic_and_a_reward_model_of_a_run_in_one_process(
     apart = {"devices": [0, 1]}
     ways: dict[str, dict[str, dict[str, Any]]] = {
         "one rank": {},
-        "two ranks": {"policy": {"engine": "fsdp"}, "critic": {"engine": "fsdp"}, "placement": {"devices": 2}},
+        "two ranks": {
+            "policy": {"engine": "fsdp"},
+            "critic": {"engine": "fsdp"},
+            "reward": {
+                "model": {"path": str(tiny_scorer), "engine": "fsdp", "sequences_per_micro_batch_per_device": 3}
+            },
+            "placement": {"devices": 2},
+        },
         "apart": {
             "policy": {"engine": "fsdp"} | apart,
             "reference": apart,

@@ -12,6 +12,7 @@ from posttrain.build.replay import replay_rewards, replay_rollout, replay_train
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RequestError
+from posttrain.report.read import read_run
 
 REWARD = (
     "def score(data_source, solution_str, ground_truth, extra_info):\n    return (sum(solution_str.encode()) % 5) / 4\n"
@@ -33,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> RunCon
             "validation_files": [str(folder / "train.jsonl")],
             "prompts_per_step": 2,
         },
-        "rollout": {"samples_per_prompt": 3, "max_response_tokens": 6},
+        "rollout": {"samples_per_prompt": 3, "max_response_tokens": 6, "replay_folder": str(folder / "kept")},
         "reward": {
             "workers": 1,
             "terms": [{"name": "score", "path": str(folder / "reward.py")}],
@@ -113,3 +114,29 @@ def test_another_reward_shows_in_every_sample(config: RunConfig, tmp_path: Path)
     (tmp_path / "one.jsonl").write_text(json.dumps({"data_source": "sums", "prompt": "1+1=", "answer": "2"}))
     with pytest.raises(RequestError, match=r"prompts of these samples are not in the data files, such as train.jsonl:"):
         replay_rewards(folder_of(config), changed(config, data={"train_files": [str(tmp_path / "one.jsonl")]}), 2)
+
+
+def test_kept_responses_are_trained_on_without_sampling(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with another learning rate read the same responses in all steps, where they would sample others from step 2 on;
+    the sampler is as far from the trainer in the first step, and no longer in the last."""
+    monkeypatch.setattr("posttrain.loops.rl_sync.collect", None)  # called by no step
+    other = changed(
+        config,
+        run={"folder": str(tmp_path / "run")},
+        policy={"optimizer": {"lr": 1e-2}},
+        data={"validation_files": []},
+        tracking={"batches_every_steps": None},
+    )
+    train_run(other)
+    for step in (1, 2, 3):
+        first, again = (responses_of(folder_of(one), step) for one in (config, other))
+        assert first == again and len(first) == 6
+    gaps = [read_run(folder_of(one)).metrics for one in (config, other)]
+    assert gaps[0][1]["gap/mean"] == gaps[1][1]["gap/mean"]
+    assert gaps[0][3]["gap/mean"] != gaps[1][3]["gap/mean"]
+
+
+def responses_of(folder: Path, step: int) -> list[str]:
+    return [json.loads(row)["response"] for row in (folder / "samples" / f"step_{step}.jsonl").read_text().splitlines()]

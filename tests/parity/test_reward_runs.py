@@ -16,6 +16,7 @@ from posttrain.backends.reward_model import judge
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import ModelError, RunInterrupted, RunStopped
+from posttrain.loops import rl_sync
 from posttrain.models.tiny import draw_weights
 from posttrain.records.trajectories import Outcome, Reward, Trajectory
 from posttrain.steps import rl_step
@@ -242,7 +243,7 @@ def test_stop_while_groups_are_looked_for_loses_nothing(
 ) -> None:
     """From the third batch on no group passes; SIGTERM comes in the fourth batch of step 3."""
     straight = train_run(make("straight"))
-    real, batches = rl_step.collect, []
+    real, batches = rl_sync.collect, []
 
     def interrupted(*args: Any, **options: Any) -> Any:
         batches.append(1)
@@ -252,7 +253,7 @@ def test_stop_while_groups_are_looked_for_loses_nothing(
 
     passes = rl_step.Selection._passes
     with monkeypatch.context() as patch:
-        patch.setattr(rl_step, "collect", interrupted)
+        patch.setattr(rl_sync, "collect", interrupted)
         patch.setattr(rl_step.Selection, "_passes", lambda self, group: len(batches) < 3 and passes(self, group))
         with pytest.raises(RunInterrupted, match=r"stopped by SIGTERM in step 3") as raised:
             train_run(

@@ -656,11 +656,13 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
     ahead |= {"policy/importance_weight"}  # of log-probs that are interpolated by version
     with_teachers = {"distillation/divergence", "time/teachers_s"}  # test_taught_runs.py
     in_background = {"time/checkpoint_wait_s"}  # a save that the next step's updates had to wait for
+    with_curriculum = {name for name in patterns if name.startswith("curriculum/")}  # test_curriculum.py
     with_experts = {"policy/router_balance"}  # test_balanced_experts.py
     unlogged = {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, logged))}
     assert (
         unlogged
         - with_experts
+        - with_curriculum
         - with_teachers
         - with_a_server
         - with_copies

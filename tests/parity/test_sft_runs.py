@@ -175,6 +175,19 @@ def test_ways_of_computing_change_nothing(make: Make, changed: dict[str, dict[st
         assert after == pytest.approx(before, rel=2e-5)
 
 
+def test_float16_scales_the_loss_and_learns_as_float32_does(make: Make) -> None:
+    """The factor starts at 2^16 and is halved until the gradients are finite."""
+    full = metrics_of(sft_run(make("full", run={"total_steps": 3})))[1:]
+    half = metrics_of(sft_run(make("half", model={"compute_dtype": "float16"}, run={"total_steps": 3})))[1:]
+    made = [line for line in half if line["policy/skipped_updates"] == 0]
+    assert made
+    assert all(line["policy/loss_scale"] in {2.0**power for power in range(4, 17)} for line in half)
+    assert [line["policy/loss"] for line in half] == pytest.approx([line["policy/loss"] for line in full], rel=5e-3)
+    assert [line["policy/grad_norm"] for line in made] == pytest.approx(
+        [line["policy/grad_norm"] for line in full if line["step"] in {one["step"] for one in made}], rel=5e-2
+    )
+
+
 def test_validation_is_the_mean_over_all_held_out_tokens(make: Make) -> None:
     config = make("run", run={"total_steps": 1}, validation={"after_training": False})
     first = metrics_of(sft_run(config))[0]
@@ -256,9 +269,8 @@ def test_a_lora_run_learns_and_saves_an_adapter(make: Make) -> None:
 
 
 def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make) -> None:
-    logged = {
-        name for line in (sft_run(make("run")) / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)
-    }
+    folder = sft_run(make("run", model={"compute_dtype": "float16"}))
+    logged = {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Supervised fine-tuning")[2]
     page = page.partition("## Tuning")[0]
     in_background = {"time/checkpoint_wait_s"}  # a save that the next step's update had to wait for

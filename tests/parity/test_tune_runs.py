@@ -242,9 +242,10 @@ def test_every_logged_metric_is_in_the_glossary(make: Make, tmp_path: Path) -> N
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Supervised fine-tuning")[2]
     documented = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) - {"policy/entropy", "time/checkpoint_wait_s"}
     logged: set[str] = set()
-    for method in ("dpo", "kto", "orpo"):
+    for method, dtype in (("dpo", "float32"), ("kto", "float32"), ("orpo", "float16")):
         data = {"validation_files": [str(tmp_path / "pairs.jsonl")]}
-        folder = tune_run(make(method, method={"name": method}, data=data, run={"total_steps": 1}))
+        model = {"compute_dtype": dtype}  # loss_scale is of float16 alone
+        folder = tune_run(make(method, method={"name": method}, data=data, model=model, run={"total_steps": 1}))
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         logged |= {name for line in lines for name in json.loads(line)}
     copies = {

@@ -34,7 +34,8 @@ from posttrain.data.images import ImageFile
 from posttrain.errors import ModelError
 from posttrain.interfaces.roles import Roles
 from posttrain.models.loading import load_causal_lm, load_model_config
-from posttrain.models.lora import adapter_layers, adapter_off, add_adapter, merge_saved_adapter
+from posttrain.models.lora import adapter_layers, adapter_off, add_adapter
+from posttrain.models.merging import merge_saved_adapter
 from posttrain.models.processors import load_processor
 from posttrain.models.tiny import write_tiny_model
 from posttrain.models.tiny_vision import PLACEHOLDERS, write_tiny_vision_model

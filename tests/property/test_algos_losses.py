@@ -51,6 +51,7 @@ def policy_loss(name: str) -> TokenLoss:
         tensors["advantages"] = advantages
         tensors |= {"mask": mask, "scores": torch.where(mask, advantages, 0.0).sum(dim=1)}
         tensors["mini_batch_tokens"] = int(mask.sum())
+        tensors["chosen"] = None  # all of the mini-batch is here
         settings = POLICY_LOSSES.settings(name)
         token_loss, report = loss(
             *(tensors[tensor] for tensor in POLICY_LOSSES.inputs(name)),

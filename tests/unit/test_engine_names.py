@@ -29,9 +29,10 @@ def texts(path: Path) -> Iterator[str]:
 def allowed(path: Path, engine: str) -> bool:
     inside = path.relative_to(PACKAGE).as_posix()
     places = (f"backends/train/{engine}/", f"plan/engines/{engine}.py", f"plan/engines/{engine}/")
-    # Words of peers: their tables and strategies; names that other libraries give to formats and modes.
+    # Words of peers: their tables and strategies; names that other libraries give to formats and modes; commands of a shell.
     peers = inside.startswith("dialects/") and ("/keys/" in inside or inside.endswith(("strategies.py", "ledger.py")))
-    others = inside.startswith(("backends/rollout/", "backends/tracking/")) or inside.endswith("runtime/ray/cluster.py")
+    others = inside.startswith(("backends/rollout/", "backends/tracking/", "dialects/scripts/"))
+    others = others or inside.endswith("runtime/ray/cluster.py")
     return inside.startswith(places) or peers or others or (engine == "local" and inside == DEFAULT)
 
 

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = {f"notebook-{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
 GENERATED = {"index.md", *(f"keys-{dialect}.md" for dialect in ("native", "verl", "skyrl", "roll"))}  # by make docs
+GENERATED |= NOTEBOOKS
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(?:#[^)\s]*)?\)")
 
 
@@ -24,6 +26,7 @@ def pages() -> list[str]:
 def test_every_page_is_in_the_order_once() -> None:
     listed = pages()
     assert len(listed) == len(set(listed))
+    assert set(listed) >= NOTEBOOKS and len(NOTEBOOKS) == 2
     assert set(listed) - GENERATED == {path.name for path in (ROOT / "docs").glob("*.md")} - GENERATED
 
 

@@ -6,9 +6,8 @@ matrices of log-probabilities, and what it costs in memory is a block, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,9 @@ from posttrain.algos.distillation import Comparison, compare, compare_top
 from posttrain.algos.fused_scoring import Head, head_logits
 from posttrain.errors import ShapeError
 
-BLOCK_VALUES = 1 << 23  # logits of a block, for each of the two models
+BLOCK_VALUES = 1 << 25  # logits of a block, for each of the two models
+# Logits that a formula reads at a time: on a CPU so few that its steps stay in the caches
+PART_VALUES, PART_VALUES_CPU = 1 << 23, 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,8 +66,10 @@ class _Divergence(torch.autograd.Function):
         found = torch.empty(
             hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device
         )
-        for rows, measure in _blocks(hidden, head, teacher, how):
-            found[rows] = measure(head_logits(hidden[rows], head))
+        for rows in _blocks(hidden, head):
+            logits, theirs = head_logits(hidden[rows], head), _answer(teacher, rows)
+            for part in _parts(logits):
+                found[rows][part] = _measured(logits[part], theirs, part, how)
         return found
 
     @staticmethod
@@ -78,16 +81,14 @@ class _Divergence(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if for_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=of_divergence.dtype) if for_weight else None
         grad_bias = torch.zeros_like(bias, dtype=of_divergence.dtype) if for_bias else None
-        for rows, measure in _blocks(hidden, head, ctx.teacher, ctx.how):
-            logits = head_logits(hidden[rows], head).requires_grad_()
-            with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(measure(logits), logits, of_divergence[rows])
-            if head.softcap is not None:
-                gradient = gradient * (1 - (logits.detach() / head.softcap).square())
-            gradient = gradient * head.scale
-            if grad_bias is not None:
-                grad_bias += gradient.sum(dim=0)
-            gradient = gradient.to(hidden.dtype)
+        for rows in _blocks(hidden, head):
+            logits, theirs = head_logits(hidden[rows], head), _answer(ctx.teacher, rows)
+            gradient = torch.empty_like(logits, dtype=hidden.dtype)
+            for part in _parts(logits):
+                found = _gradient(logits[part], theirs, part, ctx.how, of_divergence[rows][part], head)
+                if grad_bias is not None:
+                    grad_bias += found.sum(dim=0)
+                gradient[part] = found
             if grad_hidden is not None:
                 grad_hidden[rows] = gradient @ weight
             if grad_weight is not None:
@@ -102,19 +103,43 @@ class _Divergence(torch.autograd.Function):
         )
 
 
-def _blocks(
-    hidden: Tensor, head: Head, teacher: Teacher, how: Comparison
-) -> Iterator[tuple[slice, Callable[[Tensor], Tensor]]]:
-    """Yield blocks of rows, with the function that measures the divergence of the student's logits there."""
+def _blocks(hidden: Tensor, head: Head) -> Iterator[slice]:
     size = max(1, BLOCK_VALUES // head.weight.shape[0])
     for start in range(0, hidden.shape[0], size):
-        rows = slice(start, start + size)
-        if isinstance(teacher, TopTokens):
-            ids, logprobs = teacher.ids[rows], teacher.logprobs[rows]
-            yield rows, partial(compare_top, top_ids=ids, top_logprobs=logprobs, how=how)
-        else:
-            theirs = head_logits(teacher.hidden[rows], teacher.head)
-            yield rows, partial(logits_divergence, teacher_logits=theirs, how=how)
+        yield slice(start, start + size)
+
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """Yield the rows of a block that a formula reads at a time."""
+    size = max(1, (PART_VALUES_CPU if logits.device.type == "cpu" else PART_VALUES) // logits.shape[1])
+    for start in range(0, len(logits), size):
+        yield slice(start, start + size)
+
+
+def _answer(teacher: Teacher, rows: slice) -> Tensor | TopTokens:
+    """The teacher's logits of a block, or its most likely tokens there."""
+    if isinstance(teacher, TopTokens):
+        return TopTokens(ids=teacher.ids[rows], logprobs=teacher.logprobs[rows])
+    return head_logits(teacher.hidden[rows], teacher.head)
+
+
+def _measured(logits: Tensor, theirs: Tensor | TopTokens, part: slice, how: Comparison) -> Tensor:
+    """The divergence at some rows of a block. Args: logits of these rows; theirs, of the block."""
+    if isinstance(theirs, TopTokens):
+        return compare_top(logits, top_ids=theirs.ids[part], top_logprobs=theirs.logprobs[part], how=how)
+    return logits_divergence(logits, theirs[part], how)
+
+
+def _gradient(
+    logits: Tensor, theirs: Tensor | TopTokens, part: slice, how: Comparison, of_divergence: Tensor, head: Head
+) -> Tensor:
+    """The gradient in hidden @ weight.T + bias at some rows of a block."""
+    logits = logits.detach().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(_measured(logits, theirs, part, how), logits, of_divergence)
+    if head.softcap is not None:
+        gradient = gradient * (1 - (logits.detach() / head.softcap).square())
+    return gradient if head.scale == 1.0 else gradient * head.scale
 
 
 @torch.no_grad()

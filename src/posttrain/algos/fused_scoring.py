@@ -300,6 +300,12 @@ def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor
 @torch.no_grad()
 def head_logits(hidden: Tensor, head: Head) -> Tensor:
     """The logits [N, vocabulary] of all tokens, in float32 at least. No gradient."""
+    if hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu":
+        # Tile by tile, since _product copies what it multiplies: a copy of the whole head would leave the caches.
+        whole = torch.empty(hidden.shape[0], head.weight.shape[0])
+        for number in range(-(-head.weight.shape[0] // COLUMNS)):
+            whole[:, _columns(number)] = _tile(hidden, head, 1.0, number)
+        return whole
     logits = _product(hidden, head.weight.T)
     if head.bias is not None:
         logits.add_(head.bias)

@@ -113,6 +113,7 @@ def _policy_loss(
         "mask": batch.loss_mask,
         "scores": scores,
         "mini_batch_tokens": counts.tokens,
+        "chosen": batch.chosen,
     }
     policy_loss = POLICY_LOSSES.get(plan.name, plan.path)
     inputs = [available[name] for name in POLICY_LOSSES.describe(plan.name, plan.path).inputs]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.configs import Overrides, load
+from posttrain.cli.hub import with_cached_data
 from posttrain.cli.plan import PLANS
 from posttrain.cli.verdict import verdict
 from posttrain.config import RunConfig, SftConfig, TuneConfig
@@ -41,6 +42,8 @@ def plan(configuration: Configuration, overrides: Overrides = (), *, look_at_fil
     """
     loaded = loaded_of(configuration, overrides)
     module = import_module(PLANS[loaded.entry])
+    if look_at_files:
+        loaded, look_at_files = with_cached_data(loaded)
     request = module.check_request(loaded, look_at_files=look_at_files)
     batches = getattr(request, "batches", None)
     judged = verdict(loaded, batches.devices if batches else None)

@@ -102,7 +102,8 @@ def start(
         error = ConfigError(problems)
         error.locate(loaded.locate)
         raise error
-    get_ready(loaded)
+    loaded = get_ready(loaded)
+    config = loaded.config
 
     from posttrain.api.work import Work
     from posttrain.build.runs import open_run
@@ -138,6 +139,10 @@ def _not_the_callers(config: Any) -> Iterator[Problem]:
     if config.resampling.weights != "none":
         what = "responses drawn again by their scores are not for a loop of your own"
         yield Problem(what, fix=f"none{trained}", field="resampling.weights")
+    if config.data.curriculum is not None:
+        yield Problem(
+            "a curriculum is not for a loop of your own", fix=f"leave it out{trained}", field="data.curriculum"
+        )
     if config.data.domains:
         yield Problem("domains are not for a loop of your own", fix=f"leave them out{trained}", field="data.domains")
     if (strategy := config.group_filter.strategy) in ("refill", "replace"):

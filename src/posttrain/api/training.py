@@ -9,6 +9,7 @@ from posttrain.api.configs import Overrides
 from posttrain.api.plans import Configuration, loaded_of
 from posttrain.api.runs import Run
 from posttrain.cli.beginning import announce, get_ready
+from posttrain.cli.hub import with_hub_data
 from posttrain.cli.plan import PLANS
 from posttrain.cli.plan_plain import remarks
 from posttrain.errors import ConfigError, Problem, RequestError
@@ -42,7 +43,7 @@ def train(
     if loaded.entry not in TRAINS:
         raise ConfigError(Problem(f"this is a configuration of posttrain {loaded.entry}, which trains nothing"))
     loaded = checked(loaded)
-    get_ready(loaded)
+    loaded = get_ready(loaded)
     module, function = TRAINS[loaded.entry]
     run = getattr(import_module(module), function)
     try:
@@ -55,6 +56,7 @@ def train(
 
 def checked(loaded: Any) -> Any:
     """Check a configuration to run it, and say what is remarkable about it."""
+    loaded = with_hub_data(loaded)
     request = import_module(PLANS[loaded.entry]).check_request(loaded, look_at_files=True, to_run=True)
     for line in remarks(request.loaded):
         announce(line)

@@ -24,7 +24,7 @@ from posttrain.run.clock import Clock
 from posttrain.run.samples import write_samples
 from posttrain.run.stopping import StepAbandoned
 from posttrain.steps.advantage import with_advantages
-from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy
+from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_choice, with_high_entropy
 from posttrain.steps.rl_step import StepResult, assembled, score_groups, shape
 from posttrain.steps.score import TooManyInvalid
 from posttrain.steps.select import Selection
@@ -129,7 +129,8 @@ class Work:
             self.begin_updates()
             for epoch in range(plan.epochs):
                 for rows in rows_per_update(train, plan, epoch):
-                    yield with_high_entropy(train.rows(rows), plan.loss.high_entropy_share)
+                    mini_batch = with_high_entropy(train.rows(rows), plan.loss.high_entropy_share)
+                    yield with_choice(mini_batch, self.made.roles.policy, plan.loss)
                     step.clock.advance(len(rows))
 
     def begin_updates(self) -> Updates:

@@ -110,6 +110,11 @@ class Ledger:
             room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
         return max(room, 0)
 
+    @property
+    def lacks(self) -> bool:
+        """True while fewer groups are pending than the step under way still needs."""
+        return len(self._pending) < self._missing
+
     def admit(self, prompt_id: str, draw: int, attempt: int = 0, *, check: bool = True) -> Entry:
         """Admit a group. Raises: ValueError without room for it; with ``check`` False it is not looked at, because the order in
         which recorded decisions are made again within a step is another one."""

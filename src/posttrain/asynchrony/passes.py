@@ -48,16 +48,20 @@ class Passes:
     orders: Mapping[int, list[Due]]
     joined: Mapping[int, int]  # with which version of the weights
     synced: frozenset[int]  # steps at whose end the samplers got new weights
+    most: int = 0  # samplers at a time
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Passes:
         orders: dict[int, list[Due]] = {}
         joined: dict[int, int] = {}
         synced = set()
+        now = most = 0
         for event in events:
             match event["event"]:
                 case "joined":
                     orders[event["sampler"]], joined[event["sampler"]] = [], event["version"]
+                    now += 1
+                    most = max(most, now)
                 case "order":
                     due = Due("order", event["pass"], tuple(event["sent"]), tuple(event["cancelled"]))
                     orders[event["sampler"]].append(due)
@@ -65,7 +69,8 @@ class Passes:
                     synced.add(event["step"])
                 case "rest" | "lost":
                     orders[event["sampler"]].append(Due(event["event"], event["pass"]))
-        return cls(orders, joined, frozenset(synced))
+                    now -= event["event"] == "lost"
+        return cls(orders, joined, frozenset(synced), most)
 
     def post(self, number: int) -> PostScript:
         """The orders of a sampler; none for one that the recorded run did not have."""

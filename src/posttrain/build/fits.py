@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import RunConfig
+from posttrain.config.config_apart import overrides_of
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.sft import SftConfig
@@ -93,7 +94,7 @@ def check_rows_fit(config: GenerateConfig, prompts: Sequence[Prompt]) -> None:
 def _text_config(config: ModelConfig) -> Any:
     """The configuration of the model's text part, with the overrides of the config."""
     whole = load_model_config(config.path, config.trust_remote_code)
-    override_config(whole, config.config_overrides)
+    override_config(whole, overrides_of(config))
     return whole.get_text_config()
 
 

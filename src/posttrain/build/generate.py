@@ -15,6 +15,7 @@ from posttrain.config.shown import shown
 from posttrain.data.generation import load_generation
 from posttrain.errors import ConfigError, Problem, RunInterrupted
 from posttrain.loops import generate
+from posttrain.loops.by_parts import OnWork
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
 from posttrain.run.lock import InUse, only_trainer
@@ -24,7 +25,7 @@ from posttrain.run.stopping import GraceOver, StopSignal
 OnPlan = Callable[[int, int, list[str]], None]  # rows, rows that are done already, and what a person should know
 
 
-def generate_run(config: GenerateConfig, *, overwrite: bool = False, on_plan: OnPlan, on_work: generate.OnWork) -> bool:
+def generate_run(config: GenerateConfig, *, overwrite: bool = False, on_plan: OnPlan, on_work: OnWork) -> bool:
     """Sample every row that is not done yet and write the file. Returns whether there was anything to do.
 
     Args: ``overwrite`` starts over, whatever is there.
@@ -38,7 +39,7 @@ def generate_run(config: GenerateConfig, *, overwrite: bool = False, on_plan: On
             parts_folder(out).rmdir()
 
 
-def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: OnPlan, on_work: generate.OnWork) -> bool:
+def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: OnPlan, on_work: OnWork) -> bool:
     with ExitStack() as stack:
         try:
             notes = stack.enter_context(only_trainer(parts_folder(out)))

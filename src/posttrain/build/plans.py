@@ -12,6 +12,7 @@ from posttrain.config.distillation import OnPolicyDistillationConfig
 from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
 from posttrain.config.roles import (
+    chooses_before,
     holds_a_copy,
     measures_nothing,
     needs_old_logprobs,
@@ -79,6 +80,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         router_balance_coef=config.loss.router_balance_coef,
         off_policy_limit=config.loss.off_policy_limit,
         high_entropy_share=config.loss.high_entropy_share,
+        chooses_before=chooses_before(config),
         correction=corrected if corrected.interpolated else None,
     )
     distillation = distillation_plan(config)
@@ -243,9 +245,10 @@ def reward_plan(config: RunConfig) -> RewardPlan:
     reward = config.reward
     return RewardPlan(
         model_weight=reward.model.weight if reward.model else 1.0,
-        judge=JudgePlan(weight=reward.judge.weight, data_sources=frozenset(reward.judge.data_sources))
-        if reward.judge
-        else JudgePlan(),
+        judges={
+            name: JudgePlan(weight=each.weight, data_sources=frozenset(each.data_sources))
+            for name, each in reward.judges.items()
+        },
         max_response_tokens=config.rollout.max_response_tokens,
         overlong_buffer_tokens=reward.overlong_buffer_tokens,
         overlong_penalty=reward.overlong_penalty,
@@ -291,7 +294,7 @@ def _advantage_parameters(config: RunConfig) -> dict[str, Any]:
         reward = config.reward
         parts = [
             *(["model"] if reward.model else []),
-            *(["judge"] if reward.judge else []),
+            *reward.judges,
             *(["overlong"] if reward.overlong_buffer_tokens else []),
         ]
         chosen["terms"] = [*term_names(reward.terms), *parts]

@@ -20,11 +20,12 @@ from posttrain.config.environment import SINGLE_TURN
 from posttrain.data.episodes import training_episodes, validation_episodes
 from posttrain.data.prompts import What
 from posttrain.data.templates import ids_of
-from posttrain.data.turns import decoded
+from posttrain.data.tool_forms.written import decoded
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.rollout_engine import TurnSampler
 from posttrain.loops.by_hand import ReadTurn, TypedTurns, Watch, play_by_hand
 from posttrain.models.loading import import_modules, load_tokenizer
+from posttrain.models.processors import load_processor
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import ScoredGroup
 from posttrain.steps.score import score
@@ -72,7 +73,8 @@ def play_run(config: RunConfig, choice: EpisodeChoice, read: ReadTurn | None, wa
     prompt = _prompt(config, choice, tokenizer)
     positions = check_prompts_fit(config, [prompt], [])
     with ExitStack() as stack:
-        worlds = start_worlds(config, tokenizer, positions, [prompt])
+        processor = load_processor(config.model, tokenizer, config.data)
+        worlds = start_worlds(config, tokenizer, positions, [prompt], processor)
         stack.callback(worlds.host.close)
         scorer = stack.enter_context(closing(run_scorer(config)))
         sampling = sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.config import RunConfig
 from posttrain.config.data import DataConfig
+from posttrain.data.curriculum import CurriculumLoader
 from posttrain.data.domains import DomainLoader
 from posttrain.data.episodes import training_episodes
 from posttrain.data.images import PromptImageReader
@@ -73,11 +74,14 @@ def training_prompts(
 def prompt_loader(
     data: DataConfig, prompts: Sequence[Prompt], seed: int, child: Child | None = None, pad_id: int = 0
 ) -> PromptLoader:
-    """Return the loader of a run: of all rows as they come, of domains with their parts of every step, or in the order of a
+    """Return the loader of a run: of all rows as they come, of domains with their parts of every step, by a
+    curriculum, or in the order of a
     sampler class. Raises: ConfigError."""
     if child is not None:
         name = f"{data.sampler_class_name} of {data.sampler_class_file}"
         return SamplerLoader(prompts, data.prompts_per_step, child, name=name, pad_id=pad_id)
+    if data.curriculum is not None:
+        return CurriculumLoader(prompts, data.prompts_per_step, data.curriculum, seed=seed, shuffle=data.shuffle)
     if data.domains:
         return DomainLoader(prompts, data.domains, seed=seed, shuffle=data.shuffle)
     return ShuffledLoader(prompts, data.prompts_per_step, seed=seed, shuffle=data.shuffle)

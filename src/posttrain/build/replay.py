@@ -118,9 +118,13 @@ def replay_rewards(folder: Path, config: RunConfig, step: int, *, validation: bo
     Raises: RequestError when there are no such samples, or their prompts are no longer in the data files.
     """
     _refuse_environments(config)
-    if config.reward.judge is not None:
+    if config.reward.judges:
         what = "a judge is not asked again: only the terms of the reward are"
-        raise RequestError(Problem(what, fix="use reward.judge=null to score the terms alone", field="reward.judge"))
+        raise RequestError(
+            Problem(
+                what, fix="use reward.judge=null reward.more_judges={} to score the terms alone", field="reward.judge"
+            )
+        )
     if config.reward.model is not None:
         what = "a reward model is not asked again: only the terms of the reward are"
         raise RequestError(Problem(what, fix="use reward.model=null to score the terms alone", field="reward.model"))
@@ -206,7 +210,7 @@ def _samples_nothing(config: RunConfig, folder: Path) -> RunConfig:
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(update={"engine": "native", "weight_sync": "auto", "endpoints": []}),
-            "reward": config.reward.model_copy(update={"model": None, "judge": None}),
+            "reward": config.reward.model_copy(update={"model": None, "judge": None, "more_judges": {}}),
             "run": config.run.model_copy(update={"total_steps": total}),
         }
     )

@@ -4,56 +4,110 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import torch
+from transformers import PreTrainedTokenizerBase
+
 from posttrain.backends.endpoint.app import Endpoint, EndpointPlan
 from posttrain.backends.endpoint.driver import Driver
+from posttrain.backends.endpoint.page import with_page
 from posttrain.backends.endpoint.record import Record
 from posttrain.backends.endpoint.server import listen, serve
+from posttrain.backends.endpoint.turns import InTurn, Together, Turns
 from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.plans import sampling_params
 from posttrain.config.serve import EndpointConfig, ServeConfig
+from posttrain.data.tool_forms import chosen_form
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.loading import import_modules, load_tokenizer
+from posttrain.registry import ROLLOUT_ENGINES
 
 
-def serve_run(config: ServeConfig, *, on_ready: Callable[[str, str, list[str]], None]) -> None:
-    """Serve until a signal asks to stop.
+def serve_run(
+    config: ServeConfig,
+    *,
+    on_ready: Callable[[str, str, list[str]], None],
+    stopping: threading.Event | None = None,
+) -> None:
+    """Serve until a signal asks to stop, or ``stopping`` is set, as a program does that serves in a thread.
 
     Args: on_ready is called with the address, the token when it was drawn here ("" otherwise), and notes for the user.
     Raises: RequestError for what can be seen before the first request; whatever ends the sampler.
     """
-    token = _token(config.endpoint)
+    token = read_token(config.endpoint)
     import_modules(config.model.external_modules)
-    tokenizer = load_tokenizer(config.model)
+    tokenizers = [load_tokenizer(each.model) for each in models_of(config)]
     with ExitStack() as stack:
-        listener = stack.enter_context(closing(_listener(config.endpoint)))
+        listener = stack.enter_context(closing(open_listener(config.endpoint)))
         record = _record(config.endpoint)
         if record is not None:
             stack.enter_context(closing(record))
-        engine, device = start_sampler(config, tokenizer)
-        plan = EndpointPlan(
-            model=config.endpoint.name or Path(config.model.path).name,
-            token=token or secrets.token_urlsafe(24),
-            sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            any_sampling=config.endpoint.any_sampling,
-            session_header=config.endpoint.session_header,
-            max_sessions=config.endpoint.max_sessions,
-            host_names=_host_names(config.endpoint),
-        )
-        driver = Driver(engine, plan.sampling)
-        endpoint = Endpoint(plan, driver, tokenizer, dict(config.data.chat_template_options), record)
-        host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        notes = [f"serving {plan.model} from {device}", *_readable_by_others(config.endpoint)]
-        on_ready(address, "" if token else plan.token, notes)
-        serve(endpoint, driver, listener)
+        key, turns, device = token or secrets.token_urlsafe(24), Turns(), torch.device("cpu")
+        drivers: list[Driver] = []
+        endpoints: list[Endpoint] = []
+        for each, name, tokenizer in zip(models_of(config), names_of(config), tokenizers, strict=True):
+            engine, device = start_sampler(each, tokenizer)
+            plan = _plan(each, name, key, tokenizer)
+            drivers.append(Driver(InTurn(engine, turns) if config.endpoint.beside else engine, plan.sampling))
+            recorded = record if not endpoints else None
+            endpoints.append(Endpoint(plan, drivers[-1], tokenizer, dict(config.data.chat_template_options), recorded))
+        address = address_of(listener)
+        notes = [
+            f"serving {' and '.join(names_of(config))} from {device}",
+            *readable_by_others(config.endpoint),
+            f"chat page: {address}/ (asks for the key)",
+        ]
+        on_ready(f"{address}/v1", "" if token else key, notes)
+        serve(with_page(*endpoints), Together(drivers), listener, stopping)
 
 
-def _token(config: EndpointConfig) -> str:
+def models_of(config: ServeConfig) -> list[ServeConfig]:
+    """The configuration of each model that is served."""
+    if config.endpoint.beside is None:
+        return [config]
+    beside = config.model.model_copy(update={"path": config.endpoint.beside})
+    return [config, config.model_copy(update={"model": beside})]
+
+
+def names_of(config: ServeConfig) -> list[str]:
+    """The names of the models that are served, as clients see them; no two are equal."""
+    first = config.endpoint.name or _name_of(config.model.path)
+    if config.endpoint.beside is None:
+        return [first]
+    second = _name_of(config.endpoint.beside)
+    return [first, f"{second} (beside)" if second == first else second]
+
+
+def _name_of(path: str) -> str:
+    """The name of a model's folder; in the hub's cache, models--ORG--NAME/snapshots/COMMIT, the model's."""
+    folder = Path(path)
+    return folder.parent.parent.name.split("--")[-1] if folder.parent.name == "snapshots" else folder.name
+
+
+def _plan(config: ServeConfig, name: str, key: str, tokenizer: PreTrainedTokenizerBase) -> EndpointPlan:
+    facts = ROLLOUT_ENGINES.facts(config.rollout.engine)
+    return EndpointPlan(
+        model=name,
+        token=key,
+        sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        any_sampling=config.endpoint.any_sampling,
+        seeds=facts.seeds_of_requests,
+        tops=facts.reports_top_logprobs,
+        echoes=facts.prompt_logprobs_of_requests,
+        samplings=facts.samplings_of_requests,
+        tool_call_form=chosen_form(config.data.tool_call_form, getattr(tokenizer, "chat_template", None)),
+        session_header=config.endpoint.session_header,
+        max_sessions=config.endpoint.max_sessions,
+        host_names=host_names(config.endpoint),
+    )
+
+
+def read_token(config: EndpointConfig) -> str:
     """The token in the file; "" where there is no file. Raises: ConfigError."""
     if config.token_file is None:
         return ""
@@ -67,14 +121,20 @@ def _token(config: EndpointConfig) -> str:
     return token
 
 
-def _readable_by_others(config: EndpointConfig) -> list[str]:
+def address_of(listener: socket.socket) -> str:
+    """Return the URL of a server that listens there."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def readable_by_others(config: EndpointConfig) -> list[str]:
     """A note when others on this machine can read the token's file."""
     if config.token_file is None or not Path(config.token_file).expanduser().stat().st_mode & 0o077:
         return []
     return [f"endpoint.token_file can be read by other users of this machine: chmod 600 {config.token_file}"]
 
 
-def _host_names(config: EndpointConfig) -> frozenset[str]:
+def host_names(config: EndpointConfig) -> frozenset[str]:
     """The names by which clients may call this machine: on loopback its own, elsewhere also those of the network."""
     names = {"localhost", config.host, *config.host_names}
     if not config.host.startswith("127.") and config.host not in ("localhost", "::1"):
@@ -82,7 +142,7 @@ def _host_names(config: EndpointConfig) -> frozenset[str]:
     return frozenset(name.lower().rstrip(".") for name in names)
 
 
-def _listener(config: EndpointConfig) -> socket.socket:
+def open_listener(config: EndpointConfig) -> socket.socket:
     try:
         return listen(config.host, config.port)
     except OSError as error:

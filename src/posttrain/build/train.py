@@ -17,6 +17,7 @@ from posttrain.build.plans import run_plan
 from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
+from posttrain.config.environment import OPEN
 from posttrain.config.roles import measures_nothing, runtime_of
 from posttrain.data.episodes import validation_episodes
 from posttrain.data.prompts import unread_image_settings
@@ -36,6 +37,7 @@ from posttrain.rewards.no_terms import NothingToScore
 from posttrain.rewards.scorer import Scorer
 from posttrain.rewards.served import queries_a_server, start_scorer
 from posttrain.run.checkpoint import Checkpoints
+from posttrain.run.kept_responses import KeptResponses, check_folder
 from posttrain.run.lifetime import begin_run, under_way
 from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
@@ -130,13 +132,15 @@ def under_way_with(
             closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer))
         )
         if config.environment.used:
-            worlds = start_worlds(config, tokenizer, positions, [*prompts, *validation])
+            worlds = start_worlds(config, tokenizer, positions, [*prompts, *validation], processor, folder.path)
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
+            notes = [*notes, *worlds.notes]
         players = roles
-        if config.environment.used and config.asynchronous.mode in ("colocate", "separate"):
+        beside = config.asynchronous.mode in ("colocate", "separate") and config.environment.name != OPEN
+        if config.environment.used and beside:
             # Their episodes go on while those of a validation are played.
-            worlds = start_worlds(config, tokenizer, positions, prompts)
+            worlds = start_worlds(config, tokenizer, positions, prompts, processor)
             started.callback(worlds.host.close)
             players = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
@@ -175,14 +179,24 @@ def under_way_with(
                 plan=plan,
                 run=run,
                 token_texts=token_texts_of(tokenizer),
+                responses=kept_responses(config, trackers.message),
             )
             yield Training(parts=parts, ahead=sampler, tokenizer=tokenizer)
+
+
+def kept_responses(config: RunConfig, say: Callable[[str], None]) -> KeptResponses | None:
+    """The folder of responses that steps are read from; None without. Raises: RequestError where the path is a file."""
+    if config.rollout.replay_folder is None:
+        return None
+    folder = Path(config.rollout.replay_folder).expanduser()
+    check_folder(folder)
+    return KeptResponses(folder=folder, model=config.model.path, say=say, steps=config.rollout.replay_steps)
 
 
 def checks_references(config: RunConfig) -> bool:
     """Return True when the reward is only made of functions, which are quick and cost nothing to call."""
     functions = not any(queries_a_server(term) for term in config.reward.terms)
-    alone = config.reward.model is None and config.reward.judge is None
+    alone = config.reward.model is None and not config.reward.judges
     return config.reward.check_references and bool(config.reward.terms) and alone and functions
 
 

@@ -1,4 +1,4 @@
-"""``posttrain algorithms``: the advantage estimators and policy losses, with their formulas and settings."""
+"""``posttrain algorithms``: advantage estimators, policy losses, tuning methods and divergences, with formulas and settings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
+from posttrain.registry import ADVANTAGES, DIVERGENCES, POLICY_LOSSES, TUNE_METHODS, Registry
 from posttrain.settings import Setting
 
-SECTIONS: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
+SECTIONS: dict[str, Registry[Any]] = {
+    "advantage": ADVANTAGES,
+    "loss": POLICY_LOSSES,
+    "method": TUNE_METHODS,
+    "distillation.divergence": DIVERGENCES,
+}
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="An estimator or a loss; by default all of them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them; by default all.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/algorithms.md.")] = False,
 ) -> None:
-    """List the advantage estimators and policy losses, or explain one."""
+    """List the advantage estimators, policy losses, tuning methods and divergences from teachers, or explain one."""
     if markdown:
         typer.echo("\n\n".join(f"### `{section}.*`\n\n{settings_table(section)}" for section in SECTIONS))
         return
@@ -27,7 +32,7 @@ def algorithms(
     ]
     if not found and name is not None:
         known = [each for registry in SECTIONS.values() for each in registry.names()]
-        raise ConfigError(Problem(f"there is no estimator or loss called {name!r}", fix=did_you_mean(name, known)))
+        raise ConfigError(Problem(f"there is no algorithm called {name!r}", fix=did_you_mean(name, known)))
     for section, each in found:
         about = SECTIONS[section].describe(each)
         typer.echo(f"{section}.name={each}: {about.summary}")
@@ -39,13 +44,13 @@ def algorithms(
 
 
 def settings_table(section: str) -> str:
-    """The settings of every estimator or loss as a Markdown table."""
+    """The settings of every algorithm of a section as a Markdown table."""
     rows = [row for name in SECTIONS[section].names() for row in settings_rows(section, name)]
     return "\n".join(["| name | setting | type | default | meaning |", "|---|---|---|---|---|", *rows])
 
 
 def settings_rows(section: str, name: str) -> Iterator[str]:
-    """The rows of one estimator or loss in ``settings_table``."""
+    """The rows of one algorithm in ``settings_table``."""
     for setting in SECTIONS[section].settings(name).values():
         default = "must be given" if setting.required else f"`{value_text(setting.default)}`"
         kind = setting_type(setting).replace("|", "\\|")

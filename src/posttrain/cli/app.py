@@ -33,16 +33,13 @@ from posttrain.cli import (
     tune,
 )
 from posttrain.cli.errors import run_guarded
+from posttrain.cli.exit_codes import codes_text, show_exit_codes
 
-EXIT_CODES = (
-    "Exit codes: 0 done; 2 the request is wrong, and nothing was started; 3 the run stopped itself, with the reason; 75 a signal "
-    "stopped it after saving, start it again to resume; 130 stopped at once; 1 a bug."
-)
 app = typer.Typer(
     name="posttrain",
     help="Reinforcement-learning post-training for language models.",
     no_args_is_help=True,
-    epilog=EXIT_CODES,
+    epilog=codes_text(),
     rich_markup_mode=None,  # plain text: loads nothing, and looks the same in a terminal, a log and a pipe
     pretty_exceptions_enable=False,
 )
@@ -78,6 +75,9 @@ def version() -> None:
     from posttrain.cli.version import version_text
 
     typer.echo(version_text())
+
+
+show_exit_codes(app)
 
 
 def _print_version(wanted: bool) -> None:

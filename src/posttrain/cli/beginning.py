@@ -7,11 +7,9 @@ from typing import Any
 
 import typer
 
+from posttrain.cli.hub import with_hub_models
 from posttrain.cli.process import prepare
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.errors import RequestError
-from posttrain.libraries.hub import settle_hub
-from posttrain.plan.files import hub_models
 
 
 def announce(text: str, *, err: bool = True) -> None:
@@ -25,17 +23,13 @@ def announce_reading(arguments: Sequence[str]) -> None:
     announce(f"reading {named}")
 
 
-def get_ready(loaded: LoadedConfig[Any], *, err: bool = True) -> None:
-    """Check that the models of the hub can be had, set up the process, and announce the import of torch.
+def get_ready(loaded: LoadedConfig[Any], *, err: bool = True) -> LoadedConfig[Any]:
+    """Fetch the models of the hub, set up the process, and announce the import of torch.
 
-    Raises: RequestError, with the user's file and line, for a model of the hub that cannot be had.
+    Returns: the configuration with the folders of these models. Raises: RequestError, with the user's file and line, for a
+        model of the hub that cannot be had.
     """
-    try:
-        notes = settle_hub(hub_models(loaded.config))
-    except RequestError as error:
-        error.locate(loaded.locate)
-        raise
-    for note in notes:
-        typer.echo(note, err=True)
+    loaded = with_hub_models(loaded)
     prepare(loaded.config)
     announce("loading torch", err=err)
+    return loaded

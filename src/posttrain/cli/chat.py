@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posttrain.cli.beginning import announce
+from posttrain.cli.given_model import as_folder, check_given, name_of
 from posttrain.cli.viewer.words import visible
-from posttrain.errors import Problem, RequestError
 
 if TYPE_CHECKING:
     from posttrain.models.chat import Speaker
@@ -123,27 +123,12 @@ def _lines() -> Iterator[str]:
 
 def _load(path: str, folders: ExitStack) -> Speaker:
     """Load a model; that of a run or checkpoint is exported into a folder that is removed at the end."""
-    from posttrain.libraries.hub import settle_hub
-    from posttrain.plan.files import is_hub_id
+    from posttrain.cli.hub import hub_folder
 
-    given = Path(path).expanduser()
-    name = given.resolve().name if given.exists() else path
-    if not given.exists() and path.endswith(".gguf"):
-        raise RequestError(Problem(f"there is no file {path}"))
-    if not given.exists() and not is_hub_id(path):
-        raise RequestError(
-            Problem(f"there is no folder {path}", fix="name a model folder, a run, or a hub id (org/name)")
-        )
-    if not given.exists():
-        for note in settle_hub({"MODEL": path}):
-            typer.echo(note, err=True)
-    typer.echo(f"loading {path} ...", err=True)
+    check_given(path)
+    folder = path if Path(path).expanduser().exists() else hub_folder(path, "MODEL")
+    announce(f"loading {path}")
+    folder = as_folder(folder, folders, announce, from_gguf=False)
     from posttrain.models.chat import load_speaker
 
-    if given.is_dir() and not (given / "config.json").is_file():
-        from posttrain.run.export import export_checkpoint
-
-        out = Path(folders.enter_context(TemporaryDirectory(prefix="posttrain-chat-"))) / "model"
-        export_checkpoint(given, out)
-        return load_speaker(str(out), name)
-    return load_speaker(str(given) if given.exists() else path, name)
+    return load_speaker(folder, name_of(path))

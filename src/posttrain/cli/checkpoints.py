@@ -16,7 +16,7 @@ def checkpoints(
         ),
     ],
 ) -> None:
-    """List checkpoints: step, size, and whether they are complete. Exits 1 when none is."""
+    """List checkpoints: step, size, and whether they are complete."""
     from posttrain.libraries.remote import is_url
 
     lines = _elsewhere(place) if is_url(place) else _here(Path(place))

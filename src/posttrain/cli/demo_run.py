@@ -30,10 +30,11 @@ TASKS = (
 )
 
 
-def run_demo(folder: Path, seed: int, steps: int) -> None:
+def run_demo(folder: Path, seed: int, steps: int, gguf: str | None = None) -> None:
     """Train SmolLM2-135M-Instruct on one-digit arithmetic with GRPO; print held-out accuracy before and after training.
 
-    All files are written to ``folder``. An interrupted demo resumes; a finished one shows its result again.
+    All files are written to ``folder``; with a kind of GGUF weights also ``folder/model`` with a file for llama.cpp. An
+    interrupted demo resumes; a finished one shows its result again.
     """
     datasets = [folder / "data" / task.name for task in TASKS]
     overrides = [
@@ -48,6 +49,10 @@ def run_demo(folder: Path, seed: int, steps: int) -> None:
     prepare(config)
 
     # The code below imports torch, so prepare() must set the environment first.
+    if gguf is not None:
+        from posttrain.models.gguf_file import check_kind
+
+        check_kind(gguf)
     from posttrain.build.train import train_run
     from posttrain.data.arithmetic import Arithmetic, write_arithmetic
     from posttrain.models.smollm2 import smollm2_135m_instruct
@@ -72,7 +77,19 @@ def run_demo(folder: Path, seed: int, steps: int) -> None:
         typer.echo(f"  {line}")
     typer.echo(f"report: {report}")
     typer.echo(f"every sample: {folder / 'samples'}, {folder / 'validation'}")
-    typer.echo(f"the trained model as a Hugging Face folder: posttrain export {folder} OUT_DIR")
+    if gguf is None:
+        typer.echo(f"the trained model as a Hugging Face folder: posttrain export {folder} OUT_DIR")
+        return
+    from posttrain.models.gguf_file import named, write_gguf
+    from posttrain.run.export import export_checkpoint
+
+    out = folder / "model"
+    file = named(out, gguf)
+    if not file.exists():
+        if not (out / "config.json").exists():
+            export_checkpoint(folder, out)
+        write_gguf(out, file, gguf)
+    typer.echo(f"for llama.cpp: {file}; talk to it: posttrain chat {file} --beside {model}")
 
 
 def accuracy_table(folder: Path) -> list[str]:

@@ -12,7 +12,9 @@ import typer
 
 # What an optional library is for, by its import name.
 PURPOSES = {
+    "bitsandbytes": "policy.lora.quantize",
     "bm25s": "the tool search",
+    "google.protobuf": "posttrain serve --api tinker",
     "gymnasium": "environments of gymnasium",
     "httpx2": "servers: rewards http and llm_judge, rollout.engine http, vllm, sglang",
     "langdetect": "the reward ifeval",

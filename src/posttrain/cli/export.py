@@ -31,7 +31,8 @@ def export(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Also write NAME-KIND.gguf there, for llama.cpp: f16, bf16, f32, q8_0, q5_1, q4_1, q4_0.",
+            help="Also write NAME-KIND.gguf there, for llama.cpp: f16, bf16, f32, q8_0, q5_1, q4_1, q4_0; and of an adapter, "
+            "NAME-lora.gguf.",
         ),
     ] = None,
     push: Annotated[
@@ -64,6 +65,12 @@ def export(
             f"wrote {written.path}: {written.tensors} tensors, read back equal to the model's; {written.rounded} of them rounded "
             f"to {gguf}, by at most {written.largest_error:.2g} of a tensor's largest weight"
         )
+        from posttrain.models.gguf_adapter import adapter_of, write_adapter_gguf
+
+        if (adapter := adapter_of(source)) is not None:
+            alone = named(out, "lora")
+            changed = write_adapter_gguf(adapter, out, alone)
+            typer.echo(f"wrote {alone}: the adapter alone, for {changed} weights of its base model; read back equal")
     if push is not None:
         from posttrain.libraries.hub_push import push as upload
         from posttrain.run.card import run_of, write_card

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,33 +59,71 @@ def init(
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers: options, then what a person says, then the defaults. Raises: RequestError for what is missing."""
+    """The answers: options, then what a person types, then the defaults. A wrong answer brings the question again.
+
+    Raises: RequestError for a wrong option, and for what is missing.
+    """
     interactive = sys.stdin.isatty()
     found = {name: value for name, value in given.items() if value is not None}
 
-    def ask(name: str, question: str, default: Any = None, of: type = str) -> None:
+    def ask(name: str, question: str, default: Any = None, of: Callable[[str], Any] = str) -> None:
         if name not in found and interactive:
-            found[name] = typer.prompt(question, default=default, type=of)
+            found[name] = typer.prompt(question, default=default, value_proc=_again(of))
 
-    ask("method", f"Method ({', '.join(METHODS)})", "grpo")
+    if "method" in found:
+        _method(found["method"])
+    if "reward" in found:
+        _reward(found["reward"])
+    ask("method", f"Method ({', '.join(METHODS)})", "grpo", _method)
     found.setdefault("method", "grpo")
-    if found["method"] not in METHODS:
-        fix = did_you_mean(found["method"], METHODS)
-        raise RequestError(Problem(f"there is no method {found['method']!r} (known: {', '.join(METHODS)})", fix=fix))
     ask("model", "Model (a folder, or org/name of the hub)")
     ask("data", "Training file (parquet or JSON lines)")
     ask("validation", "Held-out file (empty for none)", "")
     if found["method"] != "sft":
-        ask("reward", "Reward (a name, or a Python file with a function score)", "exact_match")
-    ask("steps", "Steps", 100, int)
-    ask("lora", "Train an adapter (LoRA) instead of all weights", False, bool)
-    reward = str(found.get("reward") or "exact_match")
-    if not reward.endswith(".py") and reward not in REWARDS.names():
-        raise RequestError(REWARDS.problem(reward))
+        ask("reward", "Reward (a name, or a Python file with a function score)", "exact_match", _reward)
+    ask("steps", "Steps", "100", _steps)
+    ask("lora", "Train an adapter (LoRA) instead of all weights (yes, no)", "no", _yes)
     missing = [name for name in ("model", "data") if not found.get(name)]
     if missing:
         raise RequestError([Problem(f"no {name} is given", fix=f"add --{name}") for name in missing])
     return found
+
+
+def _again(of: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of answers whose errors bring the question again."""
+
+    def read(text: str) -> Any:
+        try:
+            return of(text.strip())
+        except RequestError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read
+
+
+def _method(text: str) -> str:
+    if text not in METHODS:
+        what = f"there is no method {text!r} (known: {', '.join(METHODS)})"
+        raise RequestError(Problem(what, fix=did_you_mean(text, METHODS)))
+    return text
+
+
+def _reward(text: str) -> str:
+    if not text.endswith(".py") and text not in REWARDS.names():
+        raise RequestError(REWARDS.problem(text))
+    return text
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise RequestError(f"{text!r} is no number of steps, such as 100")
+    return int(text)
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("y", "yes", "true", "n", "no", "false"):
+        raise RequestError(f"{text!r} is neither yes nor no")
+    return text.lower() in ("y", "yes", "true")
 
 
 def _check(text: str, answers: Answers) -> None:
@@ -109,11 +147,13 @@ def written(answers: Answers) -> str:
 
 
 def _head(answers: Answers, entry: str) -> str:
+    from posttrain.dialects.entries import ENTRIES, schema_line
+
     command = "sft" if entry == "sft" else "train"
     return f"""\
+{schema_line(entry)}#
 # Written by posttrain init. Every other setting, with its meaning: posttrain keys native. Editors check the file with the
-# schema that `posttrain schema --entry {entry} > posttrain.{entry}.schema.json` prints:
-# yaml-language-server: $schema=posttrain.{entry}.schema.json
+# schema of its first line, which `posttrain schema --entry {entry} > {ENTRIES[entry].schema_file}` writes beside it.
 #
 #   posttrain plan  FILE     explains batch sizes and memory, and what is wrong
 #   posttrain {command:<5} FILE     starts the run; the same command resumes it
@@ -136,7 +176,7 @@ def _rl(answers: Answers) -> str:
     every = "validation:\n  every_steps: 10\n  before_training: true\n" if answers.validation else ""
     own = answers.reward.endswith(".py")
     term = f"{{name: score, path: {q(answers.reward)}}}" if own else f"{{name: {q(answers.reward)}}}"
-    says = "def score(prompt, response) -> float" if own else "docs/rewards.md lists them, with their options"
+    says = "def score(solution_str, ground_truth) -> float" if own else "docs/rewards.md lists them, with their options"
     method = {
         "grpo": "advantage:\n  name: grpo                       # responses to one prompt are compared with each other\n",
         "dapo": (

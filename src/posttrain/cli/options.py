@@ -9,7 +9,10 @@ import typer
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="FILE [KEY=VALUE]", help="A YAML file, then overrides: policy.optimizer.lr=1e-5."),
+    typer.Argument(
+        metavar="FILE [KEY=VALUE]",
+        help="A YAML file, or a launch script (run.sh), then overrides: policy.optimizer.lr=1e-5.",
+    ),
 ]
 Dialect = Annotated[
     str | None,
@@ -44,5 +47,22 @@ StartOver = Annotated[
     typer.Option(
         "--start-over",
         help="Begin at the first step where all checkpoints of the run are damaged or gone; its records are kept.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Of a run's configuration: where the results go. By default named after the run."),
+]
+Training = Annotated[
+    bool,
+    typer.Option(
+        "--training",
+        help="Of a run's configuration: its training rows and rollout sampling instead of the validation's.",
+    ),
+]
+RowsPerPart = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Of a run's configuration: rows that are played and saved together; a stop loses one such part."
     ),
 ]

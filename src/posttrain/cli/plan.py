@@ -37,16 +37,36 @@ def plan(
             metavar="GIB", min=0.1, help="Find the method and sizes that fit into one device of so much memory."
         ),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE", help="Compute a step's seconds on 64x8xH100 (nodes x devices) or a machine file."
+        ),
+    ] = None,
+    propose: Annotated[
+        bool, typer.Option("--propose", help="With --on: find the placement whose steps take the fewest seconds.")
+    ] = False,
 ) -> None:
     """Explain a run without starting it. The last line says whether it trains; one that does not exits with 2."""
     from posttrain.cli.verdict import refused
 
-    if fit is not None:
-        from posttrain.cli.plan_fit import fit_text
+    if propose and on is None:
+        raise RequestError("--propose needs a machine: --on 8xH100, or --on FILE")
+    if fit is not None and on is not None:
+        raise RequestError("--fit asks about one device and --on about a machine: ask one at a time")
+    if fit is not None or on is not None:
         from posttrain.cli.request import load_request
 
         loaded = load_request(arguments or [], dialect, here=here, drop_unknown=drop_unknown, skip_files=skip_files)
-        typer.echo(fit_text(loaded, fit))
+        if fit is not None:
+            from posttrain.cli.plan_fit import fit_text
+
+            typer.echo(fit_text(loaded, fit))
+            return
+        from posttrain.cli.plan_on import on_text
+
+        assert on is not None
+        typer.echo(on_text(loaded, on, search=propose, as_json=json))
         return
     try:
         trains = _plan(
@@ -64,11 +84,14 @@ def _plan(
     arguments: list[str], dialect: str | None, *, here: bool, drop_unknown: bool, look: bool, as_json: bool
 ) -> bool:
     """Print the plan. Returns: True for a configuration that trains."""
+    from posttrain.cli.hub import with_cached_data
     from posttrain.cli.request import load_request
     from posttrain.cli.verdict import verdict
 
     loaded = load_request(arguments, dialect, here=here, drop_unknown=drop_unknown, skip_files=not look)
     module = import_module(PLANS[loaded.entry])
+    if look:
+        loaded, look = with_cached_data(loaded)
     request = module.check_request(loaded, look_at_files=look)
     batches = getattr(request, "batches", None)
     judged = verdict(loaded, batches.devices if batches else None)

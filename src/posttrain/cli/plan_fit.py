@@ -9,8 +9,8 @@ from posttrain.plan.fit import GIB, RESERVE, Fit, fits
 
 ASSUMED = (
     "one device that does everything; bfloat16 compute; Adam; activations as in arXiv:2205.05198; the sampler shares the",
-    "policy's weights where its engine can; responses as long as allowed. Good to tell 10 GiB from 20, not 10 from 11. A 4-bit",
-    "base model (QLoRA) is not built: no engine here computes gradients through quantized weights.",
+    "policy's weights where its engine can; responses as long as allowed. Good to tell 10 GiB from 20, not 10 from 11. With",
+    "QLoRA the native sampler unpacks the 4-bit weights while it samples; rollout.engine=hf does not, and is slower.",
 )
 
 

@@ -154,10 +154,10 @@ def _reward(config: RunConfig) -> str:
     if reward.model is not None:
         weight = f"{reward.model.weight:g} x " if reward.model.weight != 1 else ""
         terms.append(f"{weight}the score of {reward.model.path}")
-    if reward.judge is not None:
-        weight = f"{reward.judge.weight:g} x " if reward.judge.weight != 1 else ""
-        of = f" (of {', '.join(reward.judge.data_sources)})" if reward.judge.data_sources else ""
-        terms.append(f"{weight}the verdict of {reward.judge.path}{of}")
+    for judge in reward.judges.values():
+        weight = f"{judge.weight:g} x " if judge.weight != 1 else ""
+        of = f" (of {', '.join(judge.data_sources)})" if judge.data_sources else ""
+        terms.append(f"{weight}the verdict of {judge.path}{of}")
     if config.environment.used and config.environment.name != SINGLE_TURN:
         terms.insert(0, "what the environments give")
     text = " + ".join(terms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posttrain.config import RunConfig
+from posttrain.config.environment import OPEN
 
 
 def worlds_text(config: RunConfig) -> str:
@@ -20,8 +21,21 @@ def worlds_text(config: RunConfig) -> str:
         lines.append(f"{tag}: {share}{each.name}{_settings(each.settings)}{turns}")
     sample = "a turn" if environment.sample_per_turn else "an episode"
     where = f"{environment.workers} at once" if environment.workers else "in this process"
+    if environment.name == OPEN:
+        lines += _open_lines(environment.settings)
+        where = "as many at once as a step has"
     lines.append(f"{where}; a training sample is {sample}")
     return f"\n{'':<11}".join(lines)
+
+
+def _open_lines(settings: dict[str, object]) -> list[str]:
+    """Describe the address of the endpoint, and the variables that a client sets."""
+    address = f"http://{settings.get('host', '127.0.0.1')}:{settings.get('port', 8001) or 'PORT'}"
+    token = settings.get("token_file") or "endpoint_token in the run folder"
+    return [
+        f"open to programs: OPENAI_BASE_URL={address}/v1, OPENAI_API_KEY is in {token};",
+        f"rewards go to POST {address}/rewards",
+    ]
 
 
 def _settings(settings: dict[str, object]) -> str:

@@ -46,6 +46,7 @@ def play(
     A turn is a line, in which \n is a line break; the end of the input (Ctrl-D) leaves the episode.
     """
     from posttrain.cli.beginning import get_ready
+    from posttrain.cli.hub import with_hub_data
     from posttrain.cli.play_text import PlayText, as_json, summary
     from posttrain.cli.request import load_request
     from posttrain.dialects.entries import TRAIN
@@ -55,9 +56,10 @@ def play(
             Problem("the turns come from a script or from the model", fix="leave --script or --model out")
         )
     loaded = load_request(arguments or [], dialect, TRAIN, here=here, drop_unknown=drop_unknown)
+    loaded = with_hub_data(loaded)
     _check(loaded)
     read = None if model else _reader(script)
-    get_ready(loaded)
+    loaded = get_ready(loaded)
     from posttrain.build.play import EpisodeChoice, play_run
 
     choice = EpisodeChoice(row=row, validation=validation, environment=environment, seed=seed)

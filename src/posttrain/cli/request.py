@@ -10,10 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
 from posttrain.dialects.detect import is_shipped, read_config
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.scripts.launch import is_script, read_script
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
@@ -125,25 +127,40 @@ def load_request(
     dialect: str | None,
     entry: Entry[Any] | None = None,
     *,
+    or_entry: Entry[Any] | None = None,
     here: bool = False,
     drop_unknown: bool = False,
     skip_files: bool = False,
 ) -> LoadedConfig[Any]:
     """Load the configuration that a command's arguments describe; ``entry`` is the expected entry, None for any.
 
-    Args: ``here`` moves a cluster configuration to one device; ``drop_unknown`` leaves out keys of the user's own;
-        ``skip_files`` opens no file that the configuration names.
+    A launch script stands for the trainer's command inside it; what follows the script are its own arguments.
+
+    Args: ``or_entry`` is another that the command takes; ``here`` moves a cluster configuration to one device;
+        ``drop_unknown`` leaves out keys of the user's own; ``skip_files`` opens no file that the configuration names.
 
     Raises: RequestError for unknown options and for files that cannot be read.
     """
+    notes: tuple[str, ...] = ()
+    if arguments and is_script(arguments[0]):
+        launch = read_script(arguments[0], arguments[1:])
+        arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
     arguments = named_by_hydra(arguments)
     refuse_dashes(arguments, partial(_key_meant, arguments, dialect))
     if not arguments and dialect is None:
         raise ConfigError(Problem("there is nothing to read", fix="name a file, or a --dialect and its keys"))
     path, overrides = split_arguments(arguments)
-    return read_config(
-        path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown, skip_files=skip_files
+    loaded = read_config(
+        path,
+        overrides,
+        dialect,
+        entry=entry,
+        or_entry=or_entry,
+        here=here,
+        drop_unknown=drop_unknown,
+        skip_files=skip_files,
     )
+    return loaded.warned(notes) if notes else loaded
 
 
 def read_request(
@@ -160,6 +177,8 @@ def read_request(
     Args: ``here`` and ``drop_unknown`` as in ``load_request``.
     """
     loaded = load_request(arguments, dialect, TRAIN, here=here, drop_unknown=drop_unknown)
+    if to_run:
+        loaded = with_hub_data(loaded)
     return check_request(loaded, look_at_files=look_at_files, to_run=to_run)
 
 
@@ -270,7 +289,9 @@ def _check_data_sources(config: RunConfig) -> list[Problem]:
     from posttrain.data.readers import data_sources
     from posttrain.rewards.load import check_data_sources, needs_data_sources
 
-    domains = config.data.domains
+    # The sources of generated episodes are names in environment.named
+    generated = config.environment.train_episodes is not None
+    domains = {} if generated else config.data.domains
     if not domains and not needs_data_sources(config.reward):
         return []
     training, held_out = (

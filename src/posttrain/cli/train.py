@@ -49,14 +49,14 @@ def _train(
     request = read_request(arguments, dialect, look_at_files=True, here=here, drop_unknown=drop_unknown, to_run=True)
     for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
         typer.echo(line, err=True)
-    get_ready(request.loaded)
+    loaded = get_ready(request.loaded)
     # Imports torch, which reads the environment that get_ready() has set.
     with importing():
         from posttrain.build.train import train_run
 
-    with placed_by(request.loaded):
+    with placed_by(loaded):
         train_run(
-            request.loaded.config,
+            loaded.config,
             allow_config_change=allow_config_change,
             start_over=start_over,
             say=announce,

@@ -32,15 +32,16 @@ def train_on_files(
     Args: ``checked`` raises RequestError for what cannot run; ``import_run`` imports torch with the function that runs it.
     """
     from posttrain.cli.beginning import announce, announce_reading, get_ready
+    from posttrain.cli.hub import with_hub_data
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.process import importing
     from posttrain.cli.request import load_request
 
     announce_reading(arguments)
-    loaded = checked(load_request(arguments, dialect, entry, here=here, drop_unknown=drop_unknown))
+    loaded = checked(with_hub_data(load_request(arguments, dialect, entry, here=here, drop_unknown=drop_unknown)))
     for line in remarks(loaded):
         typer.echo(line, err=True)
-    get_ready(loaded)
+    loaded = get_ready(loaded)
     # Imports torch, which reads the environment that get_ready() has set.
     with importing():
         run = import_run()

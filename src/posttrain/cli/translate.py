@@ -24,6 +24,7 @@ def translate(
     native keys stands in the file, which does not train before it is settled."""
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.request import load_request
+    from posttrain.dialects.entries import schema_line
     from posttrain.dialects.native.write import to_yaml
 
     if to != "native":
@@ -37,4 +38,4 @@ def translate(
         typer.echo(line, err=True)
     for problem in lost:
         typer.echo(f"not translated: {problem}", err=True)
-    typer.echo(to_yaml(loaded.config, lost), nl=False)
+    typer.echo(schema_line(loaded.entry) + to_yaml(loaded.config, lost), nl=False)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from posttrain.config.curriculum import CurriculumConfig
 from posttrain.config.domains import DomainConfig
 from posttrain.config.images import ImageSettings
 
@@ -14,13 +15,17 @@ TemplatedPrompts = Literal["error", "raw", "wrap"]
 
 class DataConfig(ImageSettings):
     train_files: list[str]
-    """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated."""
+    """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated; or data sets of the hub, such as
+    org/name:train (docs/hub.md)."""
     validation_files: list[str] = []
     """Files of held-out prompts in the same format."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Prompts drawn for each step."""
     domains: dict[str, DomainConfig] = {}
     """Kinds of rows with a fixed number of prompts in every step, by name; empty draws from all rows as they come."""
+    curriculum: CurriculumConfig | None = None
+    """Shares of the data sources (of generated episodes: of the named environments) that follow their success rates; null
+    draws from all rows as they come, or by domains."""
     domain_statistics: bool = False
     """Normalise rewards by the batch, and whiten rewards and advantages, over each domain's part of a step instead of the
     whole step."""

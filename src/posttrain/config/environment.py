@@ -9,6 +9,7 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+OPEN = "open"  # the environment that programs outside the run play
 SINGLE_TURN = "single_turn"  # the environment that gives no reward: the terms score its episodes
 
 
@@ -28,6 +29,8 @@ class TextGameWording(TypedDict, total=False):
     first_turn: int
     history_turns: int
     turns_apart: bool
+    pictures: bool
+    pixels_per_cell: int
 
 
 class NamedEnvironment(Section):
@@ -96,6 +99,9 @@ class EnvironmentConfig(Section):
     memory_gib: float = Field(default=4.0, gt=0.0)
     """Memory that one environment may take with all that it starts, beyond what the loaded libraries hold; an episode that
     needs more has failed. Without effect where workers is 0."""
+    tool_call_form: str = "auto"
+    """Form of the model's tool calls: hermes, qwen3_coder, glm, kimi, minimax, deepseek, gemma, gpt_oss, seed; auto takes the one
+    that the chat template writes."""
     environment_variables: list[str] = []
     """Names of further environment variables that environments, their tools and agents may see; docs/environments.md lists those
     that they always see."""

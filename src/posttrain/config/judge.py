@@ -8,6 +8,8 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+JUDGE = "judge"  # name of reward.judge, and beginning of the roles of further judges, whose names follow
+
 
 class JudgeConfig(Section):
     """A frozen language model, sampled on the run's devices. A judge behind a server is the reward term llm_judge."""
@@ -45,3 +47,18 @@ class JudgeConfig(Section):
     """Allow code from the model's folder to run."""
     devices: list[int] | None = None
     """Devices of the judge, by number, a copy on each; null means all."""
+
+
+def judge_field(name: str) -> str:
+    """Return the section of a judge in a configuration."""
+    return f"reward.{JUDGE}" if name == JUDGE else f"reward.more_judges.{name}"
+
+
+def judge_role(name: str) -> str:
+    """Return the role of a judge in a placement."""
+    return JUDGE if name == JUDGE else f"{JUDGE} {name}"
+
+
+def is_judge(role: str) -> bool:
+    """Return True for the role of a judge."""
+    return role == JUDGE or role.startswith(f"{JUDGE} ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from posttrain.config.base import Section
@@ -23,6 +25,11 @@ class LoraConfig(Section):
     """Layers that get none after all, as names or a regular expression."""
     use_rslora: bool = False
     """Divide alpha by the root of the rank, which keeps large ranks learning (arXiv:2312.03732)."""
+    quantize: Literal["nf4", "fp4"] | None = None
+    """Store the linear layers below the adapter in 4 bits (QLoRA, arXiv:2305.14314): nf4 or fp4, of bitsandbytes; null keeps
+    them in the compute dtype. Needs the engine local. Reference, sampler and exports have the rounded weights."""
+    quantize_scales: bool = True
+    """Store the scales of the 4-bit weights in 8 bits: 0.13 instead of 0.5 bits per weight."""
     adapter_path: str | None = None
     """Folder of a saved adapter (peft's format) to start from; its own rank, alpha and layers count. The reference, where it
     is the policy's starting model, is the model without the adapter."""

@@ -13,7 +13,10 @@ from posttrain.registry import plug_in
 
 class ModelConfig(Section):
     path: str
-    """Folder or hub id of a Hugging Face causal language model, or of a vision-language model (docs/vision.md)."""
+    """Folder or hub id of a Hugging Face causal language model, or of a vision-language model (docs/vision.md). An id may name a
+    revision: org/name@REVISION."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id in model.path; null means the newest of main. The run keeps to the commit."""
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer; null means the model's."""
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -48,6 +51,8 @@ class ModelConfig(Section):
     """Jinja file that replaces the tokenizer's chat template; null keeps it."""
     config_overrides: dict[str, Any] = {}
     """Fields of the model's config.json that are set to other values before the weights are loaded."""
+    config_path: str | None = None
+    """Folder whose config.json describes the model instead of the one beside the weights, or that file; null: theirs."""
     external_modules: list[str] = []
     """Python modules that are imported before the model is loaded. They may register architectures, and estimators, losses,
     rewards and so on, whose names are read from their source when the configuration is."""

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from posttrain.config.algorithm import KlEstimator
 from posttrain.config.base import Section
-from posttrain.config.judge import JudgeConfig
+from posttrain.config.judge import JUDGE, JudgeConfig
+from posttrain.config.policy import ONE_DEVICE
 
 Normalization = Literal["none", "group", "batch", "running"]
 
@@ -38,6 +39,9 @@ class RewardTerm(Section):
     """Function that a manager gets as compute_score, path/to/file.py:function; null means the built-in scorers by data source."""
     scores_with_options: dict[str, Any] = {}
     """Keyword arguments of that function."""
+    own_score: bool = False
+    """Give None for compute_score to a manager without scores_with whose constructor allows it, as verl 0.1 to 0.3 do, so that
+    its own default scores; false gives it the built-in scorers by data source, as verl does from 0.4 on."""
     data_sources: list[str] = []
     """The term counts for prompts of these data sources only; empty means all."""
 
@@ -55,9 +59,20 @@ class RewardModelConfig(Section):
     sequences_per_micro_batch_per_device: int = Field(default=16, ge=1)
     """Sequences per forward pass."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Longer conversations lose their beginning before they are scored; null does not cut."""
+    """Longer conversations are cut before they are scored; null does not cut."""
+    truncation: Literal["left", "right", "middle", "error"] = "left"
+    """The end at which they are cut; middle keeps both ends, and error scores none of them: they are without a reward."""
     trust_remote_code: bool = False
     """Allow code from the model's folder to run."""
+    config_overrides: dict[str, Any] = {}
+    """Fields of the model's config.json with other values."""
+    engine: str = ONE_DEVICE
+    """Engine that computes it: local has all of the model on every device; fsdp shares out the weights over its devices, which
+    gather them layer by layer."""
+    engine_options: dict[str, Any] = {}
+    """Options of fsdp in its own words, as of policy.engine_options; local reads none."""
+    offload: bool = False
+    """Keep the weights in CPU memory but while responses are scored."""
     devices: list[int] | None = None
     """Devices of the reward model, by number; null means all."""
 
@@ -82,6 +97,8 @@ class RewardConfig(Section):
     """A reward model, whose score is added to the terms; null has none."""
     judge: JudgeConfig | None = None
     """A language model of the run that grades responses, whose verdict is added to the terms; null has none."""
+    more_judges: dict[str, JudgeConfig] = {}
+    """Further judges, each with a model and data sources of its own, by the names under which their verdicts are kept."""
     check_references: bool = True
     """Before the first step, score the reference answers of a few prompts beside wrong ones and warn when the reward prefers the
     wrong ones or finds no right one. Not done with rewards that ask a server, or with a reward model."""
@@ -123,3 +140,9 @@ class RewardConfig(Section):
     """Rewards of tokens are cut to plus or minus this, after the KL; null does not cut."""
     kl: KlRewardConfig = KlRewardConfig()
     """KL penalty inside the reward."""
+
+    @property
+    def judges(self) -> dict[str, JudgeConfig]:
+        """The judges, by the names of their verdicts."""
+        first = {} if self.judge is None else {JUDGE: self.judge}
+        return first | self.more_judges

@@ -49,6 +49,21 @@ def scores_tokens_before(config: RunConfig) -> bool:
     return needs_old_logprobs(config) or config.loss.high_entropy_share is not None
 
 
+def chooses_before(config: RunConfig) -> bool:
+    """Tell whether the policy scores every mini-batch before its update, so that a loss can choose among all of its tokens: where
+    it is learned from in several pieces."""
+    policy, about = config.policy, config.loss.about
+    if not about.facts.chooses_tokens:
+        return False
+    mini_batch = policy.sequences_per_mini_batch or config.data.prompts_per_step * config.rollout.samples_per_prompt
+    if policy.max_tokens_per_micro_batch is not None:
+        most_tokens = mini_batch * (config.data.max_prompt_tokens + config.rollout.max_response_tokens)
+        in_one_piece = policy.max_tokens_per_micro_batch >= most_tokens
+    else:
+        in_one_piece = policy.sequences_per_micro_batch_per_device >= mini_batch
+    return not in_one_piece or config.placement.devices > 1 or config.environment.used
+
+
 def uses_reference(config: TrainingConfig) -> bool:
     """Tell whether a reference scores samples or rows: for a KL in the loss or the reward, or for a tuning method."""
     if not isinstance(config, RunConfig):
@@ -72,7 +87,7 @@ def needs_ref_logprobs(config: RunConfig) -> bool:
 def measures_nothing(config: RunConfig) -> bool:
     """Tell whether no response gets a reward: teachers alone are learned from, and nothing else is configured."""
     reward = config.reward
-    scored = bool(reward.terms) or reward.model is not None or reward.judge is not None or config.environment.used
+    scored = bool(reward.terms) or reward.model is not None or bool(reward.judges) or config.environment.used
     return config.distillation.alone and not scored
 
 
@@ -125,6 +140,6 @@ def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
 
 def sends_adapter(rollout: RolloutConfig, lora: LoraConfig | None) -> bool:
     """Tell whether the sampler receives the policy's adapter alone, instead of all weights with the adapter merged."""
-    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK:
+    if lora is None or rollout.engine != "vllm" or lora.rank > VLLM_LARGEST_RANK or lora.quantize is not None:
         return False
     return rollout.weight_sync == "adapter" or (rollout.weight_sync == "auto" and not rollout.endpoints)

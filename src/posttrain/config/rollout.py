@@ -72,6 +72,12 @@ class RolloutConfig(SamplingConfig):
     """Options for the sampler in its own words (docs/rollout.md); native and hf read none."""
     devices: list[int] | None = None
     """Devices of the sampler, by number; null means all."""
+    replay_folder: str | None = None
+    """Folder of responses (docs/rollout.md): a training step that it holds is not sampled but read, and the responses of every
+    other step are written to it. A file that is of another model, other prompts or another distribution stops the run.
+    Validation is always sampled."""
+    replay_steps: list[int] | None = None
+    """Steps that replay_folder holds or is to hold; all others are sampled as without it. null means every step."""
 
 
 class ValidationConfig(SamplingConfig):

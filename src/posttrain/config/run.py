@@ -25,6 +25,9 @@ class RunSection(Section):
     resume_path: str | None = None
     """A global_step_N folder, or a run folder (its newest checkpoint), to resume from; null means the run's own folder.
     Started again, the run resumes from its own later checkpoints."""
+    hub_commits: dict[str, str] = {}
+    """Commits of the hub's models (org/name) and data sets (datasets/org/name) that the run reads. A start fills in what is
+    missing: a resumed run's own, otherwise the newest of each revision."""
     max_skipped_steps: int = Field(default=3, ge=1)
     """Consecutive steps without a usable update (nothing finite, or no valid reward) after which the run stops itself."""
     grace_s: float = Field(default=60.0, gt=0.0)

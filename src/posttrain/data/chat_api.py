@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.data.tool_calls import tool_calls
+from posttrain.data.tool_forms import calls_of, schemas_of, text_before_calls
 from posttrain.interfaces.env import Message
 from posttrain.libraries import json_text
 
@@ -88,18 +88,18 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     return message
 
 
-def assistant_message(text: str, name: str, *, with_tools: bool) -> dict[str, Any]:
-    """Build the assistant's message from the model's text. ``name`` (of the response) makes the ids of its calls; tool calls are
-    parsed when ``with_tools``."""
-    calls = [call for call in tool_calls(text) if not call.problem] if with_tools else []
+def assistant_message(text: str, name: str, *, tools: Sequence[Mapping[str, Any]], form: str) -> dict[str, Any]:
+    """Build the assistant's message from the model's text. ``name`` (of the response) makes the ids of its calls, unless the
+    model wrote them; where tools were offered, the calls are parsed in the ``form`` of the model."""
+    calls = [call for call in calls_of(form, text, schemas_of(tools)) if not call.problem] if tools else []
     if not calls:
         return {"role": "assistant", "content": text}
     return {
         "role": "assistant",
-        "content": text.partition("<tool_call>")[0].strip() or None,
+        "content": text_before_calls(form, text).strip() or None,
         "tool_calls": [
             {
-                "id": f"call_{name}_{number}",
+                "id": call.call_id or f"call_{name}_{number}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
             }

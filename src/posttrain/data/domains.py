@@ -50,8 +50,9 @@ class DomainLoader:
         """Return the prompts of the next step. Args: domains, the names of those to draw from; None: all."""
         return interleaved([part.next() for name, part in self._parts.items() if domains is None or name in domains])
 
-    def learned(self, groups: Sequence[ScoredGroup]) -> None:
+    def learned(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """No-op: the order is fixed by the seed."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {"domains": {name: part.state() for name, part in self._parts.items()}}

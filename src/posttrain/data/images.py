@@ -88,6 +88,11 @@ class ImageFile:
 class PromptImageReader(Protocol):
     """Prepares the images of prompts for a model (models.processors.ImageProcessor)."""
 
+    @property
+    def token(self) -> str:
+        """The token that stands for an image, and for each part of it that the model reads."""
+        ...
+
     def expand(self, text: str, sizes: Sequence[tuple[int, int]]) -> str:
         """Replace every image token of a templated prompt with the tokens that the model reads for that image."""
         ...

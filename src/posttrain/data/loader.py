@@ -66,8 +66,9 @@ class ShuffledLoader(Generic[T]):
         self._step += 1
         return [self._items[index] for index in self._order[start : start + self._per_step]]
 
-    def learned(self, groups: Sequence[ScoredGroup]) -> None:
+    def learned(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """No-op: the order is fixed by the seed."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """Return the position, with the settings that must be equal for it to mean the same items."""

@@ -66,13 +66,14 @@ class SamplerLoader:
             chosen.append(prompt if seen[number] == 1 else replace(prompt, prompt_id=again))
         return chosen
 
-    def learned(self, groups: Sequence[ScoredGroup]) -> None:
+    def learned(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """Hand the step's responses and scores to the sampler's ``update``, where it has one.
 
         Raises: RunStopped when it fails.
         """
         if self._learns:
             self._call("learn", self._batch(groups), RunStopped)
+        return {}
 
     def state(self) -> dict[str, Any]:
         """Return the position, with the state of a sampler that gives one."""

@@ -28,7 +28,7 @@ class PackedSequences:
     response_mask: Tensor  # [B, T] bool, the places of the M scores, row by row
     rows: Tensor  # [N] int64, the row that a token is a response of; -1: a prompt's token, or padding
     experts: Tensor | None = None  # [N, layers, chosen] int16, of the batch; None: it has none
-    images: tuple[PlacedImages, ...] = ()  # of the prompts that have any; position_ids still count text only
+    images: tuple[PlacedImages, ...] = ()  # of the rows that have any; position_ids still count text only
 
     def unpack(self, values: Tensor) -> Tensor:
         """Scatter [M] values to [B, T], 0 elsewhere, carrying gradient."""
@@ -86,7 +86,9 @@ def pack(
             start += responses[row]
         of_prompt = batch.images[rows[0]] if batch.images else None
         if of_prompt is not None:
-            images.append(PlacedImages(images=of_prompt, start=prompt_end - prompt, prompt=prompt, end=start))
+            begin = prompt_end - prompt
+            read = start - begin if of_prompt.beyond_prompt else prompt
+            images.append(PlacedImages(images=of_prompt, start=begin, prompt=read, end=start))
         if padded:
             used = prompt + responses[rows[0]]
             tokens.append(batch.tokens.new_zeros(longest - used))
@@ -136,10 +138,13 @@ def _same_prompt(batch: SequenceBatch, first: int, second: int) -> bool:
         batch.group_index[first] == batch.group_index[second]
         and batch.prompt_lengths[first] == batch.prompt_lengths[second]
         and torch.equal(batch.tokens[first, :width], batch.tokens[second, :width])
-        and _hash(batch, first) == _hash(batch, second)
+        and _share_images(batch, first, second)
     )
 
 
-def _hash(batch: SequenceBatch, row: int) -> str | None:
-    images = batch.images[row] if batch.images else None
-    return images.content_hash if images else None
+def _share_images(batch: SequenceBatch, first: int, second: int) -> bool:
+    """Return True for rows with the same images, all of them in the prompt."""
+    one, other = (batch.images[row] if batch.images else None for row in (first, second))
+    if one is None or other is None:
+        return one is other
+    return one.content_hash == other.content_hash and not one.beyond_prompt and not other.beyond_prompt

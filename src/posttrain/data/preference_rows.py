@@ -1,7 +1,8 @@
 """Rows of a preference dataset: a prompt with a better and a worse completion, or with one that is good or bad.
 
 Needs neither torch nor transformers. Rows are counted from 0. Column names and forms are those of TRL, verl and ROLL: completions
-are texts or lists of chat messages; a list may begin with the prompt, which is then what both sides have in common.
+are texts or lists of chat messages; a list may begin with the prompt, which is then what both sides have in common. A transcript
+("\\n\\nHuman: …\\n\\nAssistant: …") is read as such a list.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from posttrain.data.cells import (
 from posttrain.data.columns import root
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, count_rows, described, first_record, kind_of, read_records
+from posttrain.data.sft_rows import IMAGES
+from posttrain.data.transcripts import is_transcript, transcript_turns
 from posttrain.errors import DataError, Problem
 
 PROMPT = ("prompt", "question", "instruction")
@@ -157,8 +160,8 @@ def choose_preference_columns(
         found["completion"] = chosen("response_column", COMPLETION, "the completion")
         found["label"] = chosen("label_column", [LABEL], "the label")
         first = record.get(found["completion"] or "")
-    begins = isinstance(first, list) or (isinstance(first, str) and first.lstrip().startswith("[{"))
-    found["prompt"] = chosen("prompt_column", PROMPT, "the prompt", optional=pairs and begins)
+    begins = isinstance(first, list) or (isinstance(first, str) and not _is_plain(first))
+    found["prompt"] = chosen("prompt_column", PROMPT, "the prompt", optional=begins)
     for field in ("query_column", "system_column"):
         chosen(field, [], "", optional=True)
     for column in data.reference_columns or ():
@@ -203,6 +206,9 @@ class _Place:
 
 
 def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneDataConfig, at: _Place) -> PreferenceRow:
+    if record.get(IMAGES):
+        at.column, at.field = IMAGES, "train_files"
+        raise BadCell("holds images, and preferences are learned from text only; remove the column, or its rows")
     if columns.chosen is not None:
         assert columns.rejected is not None, "the columns of a pair come together"
         sides = [
@@ -220,6 +226,9 @@ def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneData
         if columns.prompt is None:
             raise BadCell("begins with an assistant's message, and there is no column with the prompt")
         prompt = _prompt(record, columns.prompt, data, at)
+        # The answers to a transcript begin with the blank behind "Assistant:".
+        if is_transcript(str(value_at(record, columns.prompt))):
+            sides = [[{**message, "content": str(message["content"]).strip()} for message in side] for side in sides]
     else:
         prompt, sides = _apart(sides)
     for side, name in zip(sides, _names(columns), strict=True):
@@ -243,12 +252,12 @@ def _names(columns: PreferenceColumns) -> list[str]:
 
 
 def _completion(value: Any) -> Completion:
-    """The messages of a cell; a text is one message of the assistant."""
-    if isinstance(value, str) and not value.lstrip().startswith("[{"):
+    """The messages of a cell; a text is one message of the assistant, unless it is a transcript."""
+    if isinstance(value, str) and _is_plain(value):
         return [{"role": "assistant", "content": text_of(value)}]
     if isinstance(value, Mapping):  # a message alone
         value = [value]
-    parsed = from_json(value)
+    parsed = transcript_turns(value) if isinstance(value, str) and is_transcript(value) else from_json(value)
     messages = messages_of(parsed) if isinstance(parsed, list) else []
     if not messages:
         return [{"role": "assistant", "content": answer_of(value)}]
@@ -260,10 +269,20 @@ def _completion(value: Any) -> Completion:
     return messages
 
 
+def _is_plain(text: str) -> bool:
+    """True for a text that is neither a list of messages as JSON nor a transcript."""
+    return not text.lstrip().startswith("[{") and not is_transcript(text)
+
+
 def _prompt(record: Record, column: str, data: TuneDataConfig, at: _Place) -> list[Message]:
     value = at.read(record, column, "prompt_column")
-    text = isinstance(value, str) and not value.lstrip().startswith("[{")
-    messages = [{"role": "user", "content": text_of(value)}] if text else messages_of(from_json(value))
+    text = isinstance(value, str) and _is_plain(value)
+    if isinstance(value, str) and is_transcript(value):
+        messages = transcript_turns(value)
+        if messages[-1] == {"role": "assistant", "content": ""}:  # the marker before the answer
+            messages = messages[:-1]
+    else:
+        messages = [{"role": "user", "content": text_of(value)}] if text else messages_of(from_json(value))
     if messages[-1]["role"] == "assistant":
         raise BadCell("ends with an assistant message; a prompt ends before the answer")
     at.column, at.field = data.query_column or "", "query_column"

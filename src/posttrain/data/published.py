@@ -6,7 +6,6 @@ The columns are those of verl's preparation scripts, so verl can read the files,
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from posttrain.config.data import DataConfig
 from posttrain.data.images import BadImage, place_images, read_images
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import described, first_record, read_records
+from posttrain.data.transcripts import transcript_turns
 from posttrain.errors import DataError, Problem, nearest
 from posttrain.libraries import json_text
 from posttrain.libraries.folders import make_folder
@@ -118,19 +118,11 @@ def _geo3k(row: Row, instruction: str, split: str, index: int) -> Iterator[Row]:
     yield _rl_row("hiyouga/geometry3k", asked, "math", "rule", answer, extra)
 
 
-_SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
-_ROLES = {"Human": "user", "Assistant": "assistant"}
-
-
 def _turns(text: str, column: str) -> list[Row]:
-    """Parse a transcript, "\\n\\nHuman: …\\n\\nAssistant: …", into messages."""
-    first, *parts = _SPEAKER.split(text)
-    if first.strip() or not parts:
+    turns = transcript_turns(text)
+    if not turns:
         raise BadRow(column, 'does not begin with "\\n\\nHuman: "')
-    return [
-        {"role": _ROLES[speaker], "content": said.strip()}
-        for speaker, said in zip(parts[::2], parts[1::2], strict=True)
-    ]
+    return turns
 
 
 def _pair(row: Row) -> tuple[list[Row], str, str]:

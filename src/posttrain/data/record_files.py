@@ -65,9 +65,6 @@ def first_record(
 def _missing_file(file: Path, path: str, field: str) -> Problem:
     if file.is_dir():
         return Problem(f"{path} is a folder", fix="name the files in it", field=field)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-]+", path) and not file.parent.exists():
-        what = f"there is no file {path}, and data sets of the hub are not read by their names yet"
-        return Problem(what, fix="download it, and name its parquet, JSONL or CSV files", field=field)
     if not file.parent.is_dir():
         return Problem(f"there is no file {path}: the folder {file.parent} does not exist", field=field)
     guess = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))

@@ -1,20 +1,15 @@
-"""Parsing of tool calls in model output, and validation against the tool's schema.
+"""Tool calls of a model, and their validation against the tool's schema.
 
-The form is that of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once per call. The
-text between the tags is data: it is parsed as JSON and never run.
+``data.tool_forms`` parses them, a file per form. The text of a call is data: it is never run.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.libraries import json_text
-
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -33,29 +28,7 @@ class ToolCall:
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
-
-
-def tool_calls(reply: str) -> list[ToolCall]:
-    """Parse all calls of a reply, in order; a malformed one gets its problem."""
-    return [_call(text) for text in _CALL.findall(reply)]
-
-
-def _call(text: str) -> ToolCall:
-    try:
-        call = json_text.loads(text)
-    except (ValueError, RecursionError) as error:
-        return ToolCall(problem=f"the tool call is not JSON: {error}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return ToolCall(problem='a tool call is written {"name": ..., "arguments": {...}}')
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):  # some models write the arguments as JSON in a text
-        try:
-            arguments = json_text.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            return ToolCall(name=call["name"], problem=f"the arguments are not JSON: {error}")
-    if not isinstance(arguments, dict):
-        return ToolCall(name=call["name"], problem="the arguments must be an object, with the parameters by name")
-    return ToolCall(name=json_text.whole_characters(call["name"]), arguments=json_text.whole_characters(arguments))
+    call_id: str = ""  # the id that the model wrote, in forms that have one
 
 
 def argument_problem(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

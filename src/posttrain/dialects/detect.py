@@ -19,7 +19,7 @@ from posttrain.dialects.versions import find_version
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
-    from posttrain.dialects.reading import Dialect
+    from posttrain.dialects.reader import Dialect
 
 NAMES = ("native", "verl", "verl@0.1", "verl@0.2", "verl@0.4", "skyrl", "skyrl@2025-06", "skyrl@2025-08", "roll")
 
@@ -97,20 +97,28 @@ def read_config(
     dialect: str | None,
     *,
     entry: Entry[Any] | None = None,
+    or_entry: Entry[Any] | None = None,
     here: bool = False,
     drop_unknown: bool = False,
     skip_files: bool = False,
 ) -> LoadedConfig[Any]:
     """The configuration in the dialect it is written in, or in the one that is named.
 
-    Args: ``entry`` is what the user asked for; None takes what the keys show. ``config`` is an ``entry.root``.
+    Args: ``entry`` is what the user asked for; None takes what the keys show. ``config`` is an ``entry.root``. ``or_entry`` is
+        taken, too, where the keys show it.
         ``drop_unknown`` leaves out keys that no version of the dialect has; ``skip_files`` opens no file that it names.
     Raises: ConfigError for an unknown dialect, one that cannot be detected, a configuration of another entry than the
         requested one, and a file that cannot be read.
     """
     if path is not None and is_shipped(path) and not Path(path).expanduser().is_file():
         return _read_shipped(
-            path, overrides, dialect, entry=entry, here=here, drop_unknown=drop_unknown, skip_files=skip_files
+            path,
+            overrides,
+            dialect,
+            entries=tuple(each for each in (entry, or_entry) if each is not None),
+            here=here,
+            drop_unknown=drop_unknown,
+            skip_files=skip_files,
         )
     if dialect is not None and dialect not in NAMES:
         raise ConfigError(
@@ -118,7 +126,7 @@ def read_config(
         )
     name, _, version = (dialect or detect(path, overrides)).partition("@")
     found = detect_entry(name, path, overrides, entry)
-    if entry is not None and found is not entry:
+    if entry is not None and found not in (entry, or_entry):
         given = path or "KEY=VALUE ..."
         raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {given}"))
     if name == "native":
@@ -174,7 +182,7 @@ def _read_shipped(
     overrides: Sequence[str],
     dialect: str | None,
     *,
-    entry: Entry[Any] | None,
+    entries: tuple[Entry[Any], ...],
     here: bool,
     drop_unknown: bool,
     skip_files: bool,
@@ -185,7 +193,7 @@ def _read_shipped(
     found = ENTRIES[kind]
     if name != peer:
         raise ConfigError(Problem(f"{path} is a file of {peer}, and --dialect says {name}", fix=f"--dialect {peer}"))
-    if entry is not None and found is not entry:
+    if entries and found not in entries:
         raise ConfigError(Problem(f"this is {found.title}: posttrain {found.name} {path}"))
     options = {"here": here, "drop_unknown": drop_unknown, "skip_files": skip_files}
     return _read_spoken(load_dialect(peer), path, overrides, found, version, {}, options)

@@ -38,6 +38,16 @@ class Entry(Generic[C]):
     warnings_of: Callable[[C], list[str]] = _nothing
     unsupported: Callable[[C], list[Problem]] = _nothing
 
+    @property
+    def schema_file(self) -> str:
+        """The name of its JSON schema in docs/."""
+        return "posttrain.schema.json" if self.name == "train" else f"posttrain.{self.name}.schema.json"
+
+
+def schema_line(entry: str) -> str:
+    """The first line of a native file, by which editors find the schema beside it."""
+    return f"# yaml-language-server: $schema={ENTRIES[entry].schema_file}\n"
+
 
 TRAIN = Entry(
     name="train",

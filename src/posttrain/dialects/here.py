@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from posttrain.config.base import Section
+from posttrain.config.judge import JUDGE as JUDGE_NAME
+from posttrain.config.judge import judge_field
 from posttrain.config.policy import ONE_DEVICE
+from posttrain.config.reward import RewardConfig
 from posttrain.config.tracking import SERVICES
 from posttrain.registry import is_installed
 
 C = TypeVar("C", bound=Section)
+S = TypeVar("S", bound=Section)
 
 WANTED: dict[str, dict[str, Any]] = {
     "placement": {"runtime": "auto", "ray_address": None, "device": "auto", "devices": 1, "nodes": 1},
@@ -30,6 +34,7 @@ WANTED: dict[str, dict[str, Any]] = {
     "reference": {"devices": None},
     "rollout": {"engine": "native", "endpoints": [], "weight_sync": "auto", "tensor_parallel": 1, "devices": None},
 }
+REWARD_MODEL: dict[str, Any] = {"engine": ONE_DEVICE, "engine_options": {}, "devices": None}
 JUDGE: dict[str, Any] = {"engine": "native", "engine_options": {}, "devices": None}
 OPTIONS = {
     "policy": ("engine_options",),
@@ -68,13 +73,8 @@ def at_hand(config: C) -> tuple[C, list[str]]:
         if ahead.sync_every_steps != 1:
             changes.append(f"asynchronous.sync_every_steps: 1 instead of {ahead.sync_every_steps}")
     reward = getattr(config, "reward", None)
-    for name, wanted in (("model", {"devices": None}), ("judge", JUDGE)):
-        model = getattr(reward, name, None)
-        different = {key: value for key, value in wanted.items() if model and getattr(model, key) != value}
-        for key, value in different.items():
-            changes.append(f"reward.{name}.{key}: {_shown(value)} instead of {_shown(getattr(model, key))}")
-        if reward and model and different:
-            reward = sections["reward"] = reward.model_copy(update={name: model.model_copy(update=different)})
+    if isinstance(reward, RewardConfig):
+        sections["reward"] = _scoring(reward, changes)
     held_model = getattr(config, "model", None)
     if held_model is not None and getattr(held_model, "liger", False) and not is_installed("liger_kernel"):
         changes.append("model.liger: False instead of True: liger-kernel is not installed; the numbers are the same")
@@ -89,6 +89,21 @@ def at_hand(config: C) -> tuple[C, list[str]]:
         )
         sections["tracking"] = tracking.model_copy(update={"trackers": trackers})
     return config.model_copy(update=sections), changes
+
+
+def _scoring(reward: RewardConfig, changes: list[str]) -> RewardConfig:
+    """Return the reward with its model and judges on one device; each change is added to ``changes``."""
+
+    def moved(model: S, wanted: dict[str, Any], at: str) -> S:
+        different = {key: value for key, value in wanted.items() if getattr(model, key) != value}
+        for key, value in different.items():
+            changes.append(f"{at}.{key}: {_shown(value)} instead of {_shown(getattr(model, key))}")
+        return model.model_copy(update=different)
+
+    model = reward.model and moved(reward.model, REWARD_MODEL, "reward.model")
+    judge = reward.judge and moved(reward.judge, JUDGE, judge_field(JUDGE_NAME))
+    more = {name: moved(each, JUDGE, judge_field(name)) for name, each in reward.more_judges.items()}
+    return reward.model_copy(update={"model": model, "judge": judge, "more_judges": more})
 
 
 def _pooled_budget(config: Section, role: str, section: Section) -> dict[str, Any]:

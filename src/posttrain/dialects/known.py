@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from posttrain.dialects.ledger import Key, Ledger
-from posttrain.dialects.likeness import nearest_keys
+from posttrain.dialects.likeness import nearest_keys, one_slip
 from posttrain.dialects.trees import parents
 from posttrain.dialects.value_types import type_text
 from posttrain.dialects.words import OUR_SECTION
@@ -63,15 +65,38 @@ class Known:
         what, fix = f"there is no key {key} in {self.peer}", self.guess(key)
         return (what, f"{GUESS} {fix}?") if fix else (f"{what}{self.belongs(key)}", self.elsewhere(key))
 
+    def slip(self, key: str, row: Key) -> str:
+        """The known key that one below a section with any names may be a misspelling of; "" without one. A section without
+        known names is compared with those that are called like it, unless it holds arguments of the user's own."""
+        section = row.name.removesuffix(".**")
+        names = [name for name in self.ledger.by_name if name.startswith(f"{section}.") and "*" not in name]
+        if not names and not section.endswith(("kwargs", "override_config")):
+            section, _, _ = key.rpartition(".")
+            last = section.rpartition(".")[2]
+            sections = self._sections.items()
+            alike = [leaves for other, leaves in sections if other.rpartition(".")[2] == last]
+            alike = alike or [leaves for other, leaves in sections if other.count(".") == section.count(".")]
+            names = [*dict.fromkeys(f"{section}.{leaf}" for leaves in alike for leaf in leaves)]
+        return "" if key in names else next((name for name in names if one_slip(key, name)), "")
+
     def _sibling(self, key: str) -> str:
         """The known key of the same section that this one may be a misspelling of; "" without one."""
         section = key.rpartition(".")[0]
-        names = [name for name in self.ledger.by_name if name.rpartition(".")[0] == section and "*" not in name]
-        return next(iter(nearest_keys(key, names)), "")
+        return next(iter(nearest_keys(key, [f"{section}.{leaf}" for leaf in self._sections.get(section, ())])), "")
+
+    @cached_property
+    def _sections(self) -> dict[str, list[str]]:
+        """The last names of the known keys of each section."""
+        found: dict[str, list[str]] = {}
+        for name in self.ledger.by_name:
+            section, _, leaf = name.rpartition(".")
+            if "*" not in name:
+                found.setdefault(section, []).append(leaf)
+        return found
 
     def guess(self, key: str) -> str:
         """The known key that this one may be a misspelling of; "" for one that means something else."""
-        if self._rows(key):
+        if any(not row.name.endswith("**") for row in self._rows(key)):
             return ""
         return next(iter(self.ledger.nearest(key)), "")
 

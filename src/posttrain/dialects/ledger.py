@@ -79,6 +79,8 @@ class Ledger:
     versions: tuple[str, ...] = ()  # oldest first
     # Keys of well-known forks -> the peer's own key of the same meaning
     words_of_forks: Mapping[str, str] = field(default_factory=dict)
+    # Keys that a later file of the peer holds as null, because another section has them since: null is their default
+    emptied: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         names = [(row.entry, row.name) for row in self.rows]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from posttrain.config.reading.compose import Composed, compose
+from posttrain.config.reading.compose import compose
 from posttrain.config.reading.defaults import read_with_defaults, split_choices
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.validate import show, validate
@@ -16,7 +15,7 @@ from posttrain.dialects.engine_fields import engine_without
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.here import at_hand
 from posttrain.dialects.known import Known
-from posttrain.dialects.ledger import ABSENT, Key, Ledger, leaves
+from posttrain.dialects.ledger import ABSENT, Key, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
 from posttrain.dialects.own_keys import (
     OWN_KEYS,
@@ -24,136 +23,15 @@ from posttrain.dialects.own_keys import (
     Settled,
     alone_in_its_group,
     is_named,
-    own_keys_of,
     settle,
 )
 from posttrain.dialects.plugged import is_plugged, plug_in_named
-from posttrain.dialects.trees import NOTHING, nested, parents, value_at
+from posttrain.dialects.reader import HYDRA_CLASS, Dialect, Reader, same
+from posttrain.dialects.trees import nested, parents, value_at
 from posttrain.dialects.value_fixes import fix_of_value
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import GUESS, Problem
-
-HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
-# Sets the fields that several keys decide together; complains through the Reader.
-Rules = Callable[["Reader"], dict[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dialect:
-    """A peer's configuration language."""
-
-    name: str
-    ledger: Ledger
-    rules: Mapping[str, Rules]  # by the name of the entry; an entry without rules cannot be read in this dialect
-    unknown_keys: Literal["refuse", "warn"] = "refuse"
-    # Files that a defaults list may name.
-    built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
-    refers_to_defaults: bool = True  # True: ${...} may refer to a key that is not written
-    # Gives sections that have several names the name of their rows
-    renamed: Callable[[Composed], Composed] = lambda composed: composed
-
-
-class Reader:
-    """The written values, key by key, for the rules of a dialect; collects what the rules report."""
-
-    def __init__(self, ledger: Ledger, composed: Composed, *, skip_files: bool = False, here: bool = False):
-        self.ledger = ledger
-        self.skip_files, self.here = skip_files, here  # files need not exist; one device is taken in the end
-        self.values = composed.values
-        self.sources = composed.sources
-        self.problems: list[Problem] = list(composed.problems)
-        self.unsupported: list[Problem] = []
-        self.ignored: list[Ignored] = []
-        self.warnings = [
-            f"the environment variable {name} is not set here; the run needs it" for name in composed.unset
-        ]
-        self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
-        self.origins: dict[str, str] = {}
-        self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
-        self.referred = composed.referred
-        self.own: list[Own] = []  # keys that the peer does not have
-        self.own_keys, problems = own_keys_of(self.section(OUR_SECTION), self.sources)
-        self.problems += problems
-        self._named = {key for place in self.sources.places for key in (place, *parents(place))}
-        self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]
-
-    def __getitem__(self, key: str) -> Any:
-        """Return the value of a key, written or default; None for an unwritten key without default."""
-        value = None if key in self.bad else value_at(self.values, key)
-        if value is NOTHING or key in self.bad:
-            row = self.ledger.find(key)
-            if row is None:
-                raise KeyError(f"{key} has no row in the {self.ledger.dialect} ledger")
-            value = None if row.default is ABSENT else row.default
-            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
-                return self[match[1]]
-        return value
-
-    def section(self, key: str) -> dict[str, Any]:
-        """The values below a key; empty when there are none."""
-        value = value_at(self.values, key)
-        return value if isinstance(value, dict) else {}
-
-    def put(self, key: str, value: Any) -> None:
-        """Let the rules that follow read a key as another value: as the number that other keys make of it."""
-        tree = self.values = dict(self.values)
-        *above, name = key.split(".")
-        for part in above:
-            tree[part] = dict(tree.get(part) or {})
-            tree = tree[part]
-        tree[name] = value
-
-    def take_over(self, section: str) -> None:
-        """Withdraw the reports of keys below a section that a rule hands to the user's own code after all."""
-        self.ignored[:] = [one for one in self.ignored if not one.key.startswith(f"{section}.")]
-        self.unsupported[:] = [one for one in self.unsupported if not one.field.startswith(f"{section}.")]
-
-    def written(self, key: str) -> bool:
-        """True when the user wrote the key, or something below it; or a reference to a section with such a key."""
-        return self.named(key) or (
-            any(key.startswith(whole) for whole in self._whole) and value_at(self.values, key) is not NOTHING
-        )
-
-    def named(self, key: str) -> bool:
-        """True when the user wrote the key, or something below it, by its name."""
-        return key in self._named
-
-    def in_file(self, key: str) -> bool:
-        """Return True when the key is written in a user's file, and no override replaces it."""
-        place = self.sources.places.get(key)
-        return place is not None and not place.text.startswith("override ")
-
-    def order(self, key: str) -> int:
-        """Sorts keys as they were written."""
-        places = list(self.sources.places)
-        return places.index(key) if key in places else len(places)
-
-    def problem(self, what: str, *, key: str, fix: str = "", refused: bool = False) -> None:
-        """The configuration is wrong, or asks for what is ``refused``."""
-        if not any(problem.field == key and problem.what == what for problem in self.problems):
-            where = self.sources.where(key)
-            self.problems.append(Problem(what, fix=fix, where=where, field=key, refused=refused))
-
-    def empty(self, key: str) -> None:
-        """Reject an empty text where something must stand; mostly a shell variable that is not set."""
-        self.problem(f"{key} is empty", key=key, fix="was a variable of the script not set?")
-        self.bad.add(key)
-
-    def plan_only(self, what: str, *, key: str, fix: str = "") -> None:
-        """Right to ask for and planned: it can be planned for, and a run is refused."""
-        self.unsupported.append(Problem(what, fix=fix, where=self.sources.where(key), field=key))
-
-    def ignore(self, key: str, reason: str) -> None:
-        """A key that has no effect in this configuration. Told only when it was written."""
-        if self.written(key):
-            row = self.ledger.find(key)
-            asks = row is None or not any(_same(value_at(self.values, key), one) for one in row.asks_nothing)
-            asks = asks and self.named(key)  # a section written as a reference is requested there
-            self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key), asks=asks))
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def read_dialect(
@@ -264,13 +142,25 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
         if known.is_free(row) and (known.frees or is_named(key, reader.own_keys)):
             _unknown(dialect, reader, known, key)
             continue
+        if value is None and key in ledger.emptied:
+            reader.put(key, None if row.default is ABSENT else row.default)
+            continue
         if not inside and not _right_type(reader, key, value, row):
             continue
+        if near := known.slip(key, row) if reader.named(key) and (inside or row.name.endswith(".**")) else "":
+            where = reader.sources.where(key)
+            reader.warn(f"{key} is not known here, at {where}; {GUESS} {near}?")
         _by_status(reader, key, value, row, here=here)
 
 
 def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
     where = reader.sources.where(key)
+    above = next((parent for parent in parents(key) if reader.named(parent)), "")
+    if not reader.named(key) and above and not reader.ledger.is_section(above) and known.guess(above):
+        if above in reader.bad:
+            return
+        reader.bad.add(above)  # a misspelled section, which is reported once for all that it refers to
+        key, where = above, reader.sources.where(above)
     if not reader.named(key):  # it came with the section that another one refers to, which has its own look at it
         why = "the section that is referred to has it, and nothing reads it here"
         reader.ignored.append(Ignored(key=key, reason=why, where=where, asks=False))
@@ -312,6 +202,11 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
 def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
     if row.name.endswith("**") or fits(value, row.type) or is_plugged(row, value):
         return True
+    if value == "" and fits(False, row.type):
+        # The peers run with it: an empty text is false in Python.
+        reader.warn(f"{key} is empty, and is read as false; was a variable of the script not set?")
+        reader.put(key, False)
+        return True
     if value == "":
         reader.empty(key)
         return False
@@ -322,9 +217,9 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
 
 def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) -> None:
     if row.status == "ignored":
-        asks = reader.named(key) and not any(_same(value, one) for one in row.asks_nothing)
+        asks = reader.named(key) and not any(same(value, one) for one in row.asks_nothing)
         reader.ignored.append(Ignored(key=key, reason=row.reason, where=reader.sources.where(key), asks=asks))
-    elif row.status in ("refused", "planned") and not any(_same(value, one) for one in row.asks_nothing):
+    elif row.status in ("refused", "planned") and not any(same(value, one) for one in row.asks_nothing):
         if row.status == "refused":
             reader.problem(f"{key} is refused: {row.reason}", key=key, refused=True)
         elif row.cluster and here:
@@ -333,12 +228,6 @@ def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) ->
             )
         else:
             reader.plan_only(f"{key} is planned: {row.reason}", key=key, fix="remove it to run without")
-
-
-def _same(value: Any, other: Any) -> bool:
-    if isinstance(other, str) and other.startswith("${"):
-        return False
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _direct(reader: Reader) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from posttrain.config.base import Section
 from posttrain.config.reading.sources import SourceMap
-from posttrain.dialects.ledger import Ledger
+from posttrain.dialects.ledger import ABSENT, Ledger
 from posttrain.errors import Problem
 
 # In every dialect: our fields by their own names, for what the dialect has no key for.
@@ -39,13 +39,15 @@ class Words:
     def __init__(self, ledger: Ledger, reader: WrittenKeys, root: type[Section]):
         self._ledger = ledger
         self._keys: dict[str, str] = {}
+        ranks: dict[str, tuple[bool, bool]] = {}  # a written key before one with a default before any other
         self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
         for row in ledger.rows:
             if row.status != "mapped":
                 continue
+            rank = reader.written(row.name), row.default is not ABSENT
             for name in row.fields:
-                if name not in self._keys or (reader.written(row.name) and not reader.written(self._keys[name])):
-                    self._keys[name] = row.name
+                if name not in self._keys or rank > ranks[name]:
+                    self._keys[name], ranks[name] = row.name, rank
                     self._plain.discard(name)
                     if not row.by_rule and row.to is None:
                         self._plain.add(name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Unpack
 
 from posttrain.config.environment import TextGameWording
+from posttrain.envs.pictures import BLUE, GREEN, ICE, RED, Tile, drawn
 from posttrain.envs.text_game import Played, TextGame
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
@@ -15,6 +16,16 @@ from posttrain.registry import ENVS
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # rows grow downwards
 TURNS = tuple(MOVES)  # gymnasium's action numbers: slippery ice moves to a neighbour in this circle
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "fallen": "X", "arrived": "√"}
+
+TILES = {
+    "player": Tile(ICE, (("disc", RED),)),
+    "ice": Tile(ICE),
+    "hole": Tile(BLUE),
+    "goal": Tile(GREEN),
+    "fallen": Tile(BLUE, (("disc", RED),)),
+    "arrived": Tile(GREEN, (("disc", RED),)),
+}
+LEGEND = "ice is light blue, a hole dark blue, the goal green, and you are a red disc"
 
 Cell = tuple[int, int]  # row, column
 
@@ -53,11 +64,14 @@ class FrozenLake:
     def __init__(self, size: int, ice_share: float, slippery: bool, map_seed: int | None, symbols: Mapping[str, str]):
         self.actions = TURNS
         signs = ", ".join(f"{sign} {name}" for name, sign in symbols.items())
-        self.instruction = (
-            f"You walk over a frozen lake, a grid of {size} x {size} cells: {signs}. Reach the goal without falling into a hole"
+        begin, rest = (
+            f"You walk over a frozen lake, a grid of {size} x {size} cells",
+            "Reach the goal without falling into a hole"
             f"{'; the ice is slippery, so a move may lead to the side' if slippery else ''}. Each turn choose one of "
-            f"{', '.join(TURNS)} and answer <answer>{TURNS[2]}</answer>, with your choice."
+            f"{', '.join(TURNS)} and answer <answer>{TURNS[2]}</answer>, with your choice.",
         )
+        self.instruction = f"{begin}: {signs}. {rest}"
+        self.picture_instruction = f"{begin}, shown as a picture: {LEGEND}. {rest}"
         self._size = size
         self._ice_share = ice_share
         self._slippery = slippery
@@ -88,6 +102,11 @@ class FrozenLake:
         """Render the grid, a line per row."""
         cells = range(self._size)
         return "\n".join("".join(self._symbols[self._kind((row, column))] for column in cells) for row in cells)
+
+    def picture(self, pixels_per_cell: int) -> str:
+        """Draw the grid; see LEGEND."""
+        cells = range(self._size)
+        return drawn([[self._kind((row, column)) for column in cells] for row in cells], TILES, pixels_per_cell)
 
     def _beside(self, cell: Cell, move: str) -> Cell:
         """Return the next cell in a direction; at the edge, the cell itself."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from posttrain.data.tool_calls import tool_calls
 from posttrain.envs.tools import WithTools, tools_of
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
@@ -80,7 +79,7 @@ class Talk:
     def step(self, action: str) -> EnvStep:
         self._turns += 1
         self._messages.append({"role": "assistant", "content": action})
-        if self._other is None or (self._with_calls and tool_calls(action)):
+        if self._other is None or (self._with_calls and self._tools.calls_in(action)):
             answered = self._tools.step(action)
             self._messages += answered.messages
             return answered

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Unpack
 
 from posttrain.config.environment import TextGameWording
+from posttrain.envs.pictures import BLUE, BROWN, GREEN, GREY, RED, Tile, drawn
 from posttrain.envs.text_game import Played, TextGame
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec
@@ -22,6 +23,19 @@ SYMBOLS = {
     "player": "P",
     "player on target": "S",
 }
+TILES = {
+    "wall": Tile(GREY),
+    "floor": Tile(),
+    "target": Tile(shapes=(("ring", RED),)),
+    "box": Tile(shapes=(("square", BROWN),)),
+    "box on target": Tile(shapes=(("square", GREEN),)),
+    "player": Tile(shapes=(("disc", BLUE),)),
+    "player on target": Tile(shapes=(("ring", RED), ("disc", BLUE))),
+}
+LEGEND = (
+    "walls are dark grey cells, a target is a red ring, a box a brown square, a box on a target a green square, and you are a "
+    "blue disc"
+)
 TURN_REWARD, PLACED_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0  # as in gym_sokoban
 _TRIES = 200  # rooms drawn before giving up
 _STEPS = 100  # longest random walk per pull
@@ -72,11 +86,14 @@ class Sokoban:
     def __init__(self, rows: int, columns: int, boxes: int, pulls: int, symbols: Mapping[str, str]):
         self.actions = tuple(MOVES)
         signs = ", ".join(f"{sign} {name}" for name, sign in symbols.items())
-        self.instruction = (
-            f"You are in a store, a grid of {rows} x {columns} cells: {signs}. Push every box onto a target: you push a box by "
+        begin, rest = (
+            f"You are in a store, a grid of {rows} x {columns} cells",
+            "Push every box onto a target: you push a box by "
             "walking into it when the cell behind it is free, and you cannot pull. Each turn choose one of "
-            f"{', '.join(MOVES)} and answer <answer>{self.actions[0]}</answer>, with your choice."
+            f"{', '.join(MOVES)} and answer <answer>{self.actions[0]}</answer>, with your choice.",
         )
+        self.instruction = f"{begin}: {signs}. {rest}"
+        self.picture_instruction = f"{begin}, shown as a picture: {LEGEND}. {rest}"
         self._rows, self._columns, self._count, self._pulls = rows, columns, boxes, pulls
         self._symbols = symbols
         self.player: Cell
@@ -115,6 +132,11 @@ class Sokoban:
         return "\n".join(
             "".join(self._symbols[self._kind((row, column))] for column in columns) for row in range(self._rows)
         )
+
+    def picture(self, pixels_per_cell: int) -> str:
+        """Draw the grid; see LEGEND."""
+        kinds = [[self._kind((row, column)) for column in range(self._columns)] for row in range(self._rows)]
+        return drawn(kinds, TILES, pixels_per_cell)
 
     def _move(self, down: int, right: int) -> None:
         ahead = (self.player[0] + down, self.player[1] + right)

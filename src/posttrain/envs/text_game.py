@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep, Message
 
 ANSWER = r"<answer>(.*?)</answer>"
+_PICTURE = "\ufffc"  # stands for the picture while a template is filled
 _MARKS = re.compile(r"<\|im_start\|>|<\|im_end\|>")  # removed from an answer before the action is matched, as in ROLL
 FIELDS = (
     *("observation", "turn_idx", "actions_left", "max_response_length", "suffix", "format_template"),
@@ -69,6 +70,20 @@ class Game(Protocol):
         ...
 
 
+@runtime_checkable
+class DrawnGame(Protocol):
+    """A game that can also show its state as a picture."""
+
+    @property
+    def picture_instruction(self) -> str:
+        """The task, its actions and the signs in pictures, for the model."""
+        ...
+
+    def picture(self, pixels_per_cell: int) -> str:
+        """Draw the state. Returns: an image as a data URL, equal for equal states."""
+        ...
+
+
 class TextGame:
     """An environment that plays a game.
 
@@ -82,7 +97,8 @@ class TextGame:
         word for an action, where that is not its name; ``max_response_tokens`` and ``answer_format`` (``{format_template}``)
         are only for the template; ``reward_template`` renders the last turn's ``{reward}``, before the observation that
         follows it; ``turns_apart`` begins a conversation of its own with every turn, in which ``{history}`` holds the last
-        ``history_turns`` turns.
+        ``history_turns`` turns; ``pictures`` shows every observation as an image, in place of its text, to a vision model,
+        with ``pixels_per_cell``.
     Raises: ConfigError for a pattern, a template or words that cannot be used.
     """
 
@@ -105,10 +121,15 @@ class TextGame:
         first_turn: int = 1,
         history_turns: int = 0,
         turns_apart: bool = False,
+        pictures: bool = False,
+        pixels_per_cell: int = 32,
     ):
         self._game = game
         self._max_turns = min((turns for turns in (max_turns, spec.max_turns) if turns), default=usual_turns)
-        self._instruction = game.instruction if instruction is None else instruction
+        self._drawn = _drawn(game, template, pixels_per_cell) if pictures else None
+        self._pixels = pixels_per_cell
+        own = self._drawn.picture_instruction if self._drawn else game.instruction
+        self._instruction = own if instruction is None else instruction
         self._template = template
         self._system = system
         self._pattern = _pattern(action_pattern)
@@ -132,7 +153,7 @@ class TextGame:
         self._rewarded(0.0)
 
     def reset(self, seed: int) -> EnvStart:
-        self._seen = self._game.begin(seed)
+        self._seen = self._shown(self._game.begin(seed))
         instruction = "" if self._apart else self._instruction  # the template has a place for it
         first = "\n".join(text for text in (instruction, self._message(self._seen)) if text)
         return EnvStart(messages=self._opening(first), state_key=self._game.state())
@@ -147,12 +168,13 @@ class TextGame:
         done = played.done or self._turns >= self._max_turns
         stop = "solved" if played.success else "lost" if played.done else "max_turns"
         taken = f"{action}{INVALID}" if chosen is None else self._matched(action)
-        self._played.append(f"(step: {self._turns}, state: {self._seen}, action: {taken}, reward: {played.reward:g})")
-        self._seen = played.seen
-        text = self._message(played.seen)
+        before = "a picture" if self._drawn else self._seen
+        self._played.append(f"(step: {self._turns}, state: {before}, action: {taken}, reward: {played.reward:g})")
+        self._seen = self._shown(played.seen)
+        text = self._message(self._seen)
         said = f"{self._rewarded(played.reward)}{text}"
         return EnvStep(
-            messages=[{"role": "user", "content": said}],
+            messages=[{"role": "user", "content": self._content(said)}],
             conversation=self._opening(text) if self._apart and not done else None,
             reward=played.reward + (self._penalty if chosen is None else 0.0),
             done=done,
@@ -175,7 +197,20 @@ class TextGame:
     def _opening(self, text: str) -> list[Message]:
         """The messages that a conversation begins with."""
         system = [{"role": "system", "content": self._system}] if self._system else []
-        return [*system, {"role": "user", "content": text}]
+        return [*system, {"role": "user", "content": self._content(text)}]
+
+    def _shown(self, seen: str) -> str:
+        """The observation in the message: a text, or the sign in the place of a picture."""
+        return _PICTURE if self._drawn else seen
+
+    def _content(self, text: str) -> Any:
+        """The content of a message: a text, or texts around the picture."""
+        if self._drawn is None:
+            return text
+        before, _, behind = text.partition(_PICTURE)
+        picture = {"type": "image", "image": self._drawn.picture(self._pixels)}
+        texts = [{"type": "text", "text": part} for part in (before, behind)]
+        return [part for part in (texts[0], picture, texts[1]) if part.get("text") != ""]
 
     def _action(self, reply: str) -> str | None:
         matched = self._matched(reply)
@@ -211,6 +246,21 @@ class TextGame:
             raise ConfigError(
                 Problem(f"the template of a turn cannot be filled: {error}", fix=fix, field="template")
             ) from None
+
+
+def _drawn(game: Game, template: str, pixels_per_cell: int) -> DrawnGame:
+    """Return the game as one that draws. Raises: ConfigError where it cannot, or a turn has no place for the picture."""
+    if not isinstance(game, DrawnGame):
+        what = "this game has no pictures"
+        raise ConfigError(Problem(what, fix="leave pictures out", field="pictures"))
+    places = sum(template.count(f"{{{name}}}") for name in ("observation", "state", "current_observation"))
+    if places != 1:
+        what = f"the template of a turn has {places} places for its picture"
+        raise ConfigError(Problem(what, fix="write {observation} once", field="template"))
+    if not 4 <= pixels_per_cell <= 512:
+        what = f"a cell of {pixels_per_cell} pixels cannot be drawn"
+        raise ConfigError(Problem(what, fix="use 4 to 512 pixels", field="pixels_per_cell"))
+    return game
 
 
 def _by_word(actions: Sequence[str], words: Mapping[str, str]) -> dict[str, str]:

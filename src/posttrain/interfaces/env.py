@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from posttrain.records.trajectories import Trajectory
 
 # A chat message: role and content, and further keys of the chat template (name, tool_call_id, …).
 Message = Mapping[str, Any]
@@ -30,6 +32,7 @@ class EnvSpec:
     # The row's other columns: data_source, ground_truth, and the entries of extra_info.
     row: Mapping[str, Any] = field(default_factory=dict)
     max_turns: int | None = None  # the run's limit; None: no limit
+    tool_call_form: str = "hermes"  # in which the model writes tool calls: a name in TOOL_FORMS
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -96,6 +99,8 @@ class EnvAsk:
     messages: Sequence[Message]  # of a new conversation, all; else those that follow its last answer
     tools: Sequence[Tool] = ()  # of a new conversation
     max_response_tokens: int | None = None  # limit of the turn, when below the run's
+    # False: a conversation of another player, whom the policy plays, too; none of its tokens is trained or measured.
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,11 @@ class AskingEnv(Protocol):
 EnvBuilder = Callable[..., Env | AskingEnv]
 
 
+# Reasons of EnvFailed for which the messages are to blame
+TEMPLATE = "template"  # the chat template refuses them
+TOO_LONG = "prompt_too_long"
+
+
 @dataclass(frozen=True, slots=True)
 class EnvFailed:
     """The environment failed to answer, or gave an invalid answer: ``reason`` is a short word to count by."""
@@ -141,6 +151,15 @@ class EnvFailed:
 # An event of an episode: the answer to ``start`` or ``step``, the metrics after ``finish``, or the failure that ended it. Of an
 # AskingEnv: the turns that it asks for and withdraws, and its end, an EnvStep.
 EnvEvent = EnvStart | EnvStep | EnvAsk | EnvWithdrawn | Mapping[str, float] | EnvFailed
+
+
+@runtime_checkable
+class TokenHost(Protocol):
+    """A host that takes the tokens of turns."""
+
+    def sampled(self, episode: str, turn: str, response: Trajectory) -> None:
+        """Take the tokens of a turn that an AskingEnv has asked for, before its answer."""
+        ...
 
 
 class EnvHost(Protocol):
@@ -169,8 +188,9 @@ class EnvHost(Protocol):
         """Close its environment, and report its metrics."""
         ...
 
-    def drop(self, episode: str) -> None:
-        """Close its environment, and report no further event of it."""
+    def drop(self, episode: str, failed: EnvFailed | None = None) -> None:
+        """Close its environment, and report no further event of it. ``failed``: what happened to the episode, where the run did
+        not just do without it."""
         ...
 
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:

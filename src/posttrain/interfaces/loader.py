@@ -40,5 +40,5 @@ class PromptLoader(StepLoader[Prompt], Protocol):
         """Return the prompts of the next step, or those of some of its domains. Args: domains, their names; None: all."""
         ...
 
-    def learned(self, groups: Sequence[ScoredGroup]) -> None:
-        """Show a curriculum the scored groups of a step, after its update; a no-op for every other order."""
+    def learned(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
+        """Show a curriculum the scored groups of a step, after its update; a no-op for every other order. Returns: metrics."""

@@ -52,7 +52,9 @@ class Roles:
     teachers: Mapping[str, TeacherEngine] = field(default_factory=dict)
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
     reward_model: RewardModel | None = None  # None: reward terms give all rewards
-    judge: RewardModel | None = None  # None: no language model of the run grades responses
+    judges: Mapping[str, RewardModel] = field(
+        default_factory=dict
+    )  # language models of the run that grade responses, by name
     crew: Crew | None = None  # samplers that work while the trainer does; None: they take turns with it
     worlds: Worlds | None = None  # None: single-turn responses without an environment
     device: str  # the policy's device, for display

@@ -26,6 +26,9 @@ class Request:
     images: PromptImages | None = None  # whose tokens are among token_ids
     seed: int | None = None  # of its draws; None: the stream's
     draws_as: str = ""  # the name that its draws depend on; "": sample_id
+    sampling: SamplingParams | None = None  # its distribution and stops, for engines that take them; None: the stream's
+    top_logprobs: int = 0  # likeliest tokens to report at every place of the response, by engines that can
+    prompt_logprobs: bool = False  # report the log-probs of its prompt's tokens, and its likeliest ones, too
     begun: Unfinished | None = None  # tokens sampled before, which the response continues
     pauses: bool = False  # at max_response_tokens it is to be continued: its cache is kept for ``take_cache``
 
@@ -47,6 +50,10 @@ def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> N
             raise ValueError(f"{request.sample_id} is already in progress")
         if not request.token_ids or request.max_response_tokens < 1:
             raise ValueError(f"{request.sample_id}: the prompt and the response need at least one token each")
+        if request.begun is not None and (request.top_logprobs or request.prompt_logprobs):
+            raise ValueError(
+                f"{request.sample_id}: a continued response reports no log-probs of its prompt and no likeliest tokens"
+            )
         names.add(request.sample_id)
 
 
@@ -95,6 +102,11 @@ class ResumableStream(RequestStream, Protocol):
     older weights computed them, and draws the next token with the random number of its place: where it was taken back makes no
     difference but for the weights.
     """
+
+    @property
+    def slots(self) -> int:
+        """Responses sampled at a time; further requests wait for one to end."""
+        ...
 
     @property
     def passes(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from posttrain.interfaces.env import EnvHost, EnvSpec, Message
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 
 
@@ -48,6 +49,17 @@ class TurnWriter(Protocol):
         """
         ...
 
+    def images_of(self, messages: Sequence[Message]) -> PromptImages | None:
+        """Return the images of a conversation, whose tokens are among those rendered; None without any.
+
+        Raises: DataError for one that cannot be read.
+        """
+        ...
+
+    def holds_image_token(self, token_ids: Sequence[int]) -> bool:
+        """Return True when a token among these stands for an image."""
+        ...
+
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Decode tokens, without special tokens."""
         ...
@@ -75,3 +87,4 @@ class Worlds:
     writer: TurnWriter
     rules: EpisodeRules
     spec_of: Callable[[Prompt], EnvSpec]
+    notes: tuple[str, ...] = ()  # for the user, when the run begins

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from posttrain.interfaces.env import EnvEvent, EnvHost, EnvSpec
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec
 from posttrain.interfaces.rollout_engine import OnTokens, Request, RequestStream, TurnSampler
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
@@ -178,8 +178,8 @@ class WatchedHost:
     def finish(self, episode: str) -> None:
         self._host.finish(episode)
 
-    def drop(self, episode: str) -> None:
-        self._host.drop(episode)
+    def drop(self, episode: str, failed: EnvFailed | None = None) -> None:
+        self._host.drop(episode, failed)
 
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
         events = self._host.wait(timeout_s)

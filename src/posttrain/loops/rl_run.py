@@ -8,6 +8,7 @@ from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.loops.rl_plan import RunPlan
+from posttrain.run.kept_responses import KeptResponses
 from posttrain.run.lifetime import Run
 from posttrain.run.progress import Progress
 from posttrain.run.token_values import TokenTexts
@@ -26,3 +27,4 @@ class RlRun:
     plan: RunPlan
     run: Run
     token_texts: TokenTexts
+    responses: KeptResponses | None = None  # None: every step samples its own

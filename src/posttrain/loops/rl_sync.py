@@ -22,7 +22,7 @@ from posttrain.run.samples import write_samples
 from posttrain.run.step_ends import due
 from posttrain.run.token_values import TokenTexts
 from posttrain.steps.measure import measure, staleness_metrics
-from posttrain.steps.rl_step import AnySelection, StepResult, sample_groups, train_on
+from posttrain.steps.rl_step import AnySelection, StepResult, collect, sample_groups, train_on
 from posttrain.steps.score import TooManyInvalid
 
 
@@ -30,7 +30,8 @@ def run(parts: RlRun) -> None:
     """The steps of a run, one after the other, with what lies between them; see loops.training.run_steps."""
 
     def sample(number: int, step_plan: StepPlan, clock: Clock) -> AnySelection:
-        return sample_groups(parts.roles, parts.scorer, parts.loader, step_plan, clock)
+        kept = parts.responses.of_step(number, collect) if parts.responses else collect
+        return sample_groups(parts.roles, parts.scorer, parts.loader, step_plan, clock, collected_by=kept)
 
     run_rl(parts, GroupSource(sample=sample))
 
@@ -112,10 +113,10 @@ def finish_step(
     Args: ``epochs`` are the passes over the data at its end.
     """
     roles, plan, number = parts.roles, parts.plan, began.number
-    parts.loader.learned(done.selection.groups)
+    curriculum = parts.loader.learned(done.selection.groups)
     write_records(parts.run.folder, number, done, plan, parts.token_texts)
     metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs)
-    metrics |= parts.rewards.metrics
+    metrics |= {**parts.rewards.metrics, **curriculum}
     metrics["progress/epoch"] = epochs
     metrics |= move_reference(roles.policy, plan, number, began.epochs, epochs, clock)
     return StepReport(

@@ -26,7 +26,10 @@ from posttrain.steps.update import update
 LOSS = LossPlan(name="cross_entropy", aggregation="token_mean", temperature=1.0)
 # The metrics of a supervised update; the policy's other ones compare it with a sampler.
 OF_TEACHERS = ("policy/pg_loss", "distillation/divergence")
-METRICS = ("policy/loss", "policy/entropy", "policy/grad_norm", "policy/lr", "policy/skipped_updates")
+METRICS = (
+    *("policy/loss", "policy/entropy", "policy/grad_norm", "policy/lr", "policy/skipped_updates"),
+    "policy/loss_scale",  # of float16 alone
+)
 
 
 def sft_step(learner: Learner, batch: TrainBatch, loss: LossPlan, clock: Clock) -> UpdateStats:

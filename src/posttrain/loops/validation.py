@@ -32,8 +32,8 @@ def validate(
             scorer,
             reward_model=roles.reward_model,
             model_weight=plan.step.reward.model_weight,
-            judge=roles.judge,
-            judging=plan.step.reward.judge,
+            judges=roles.judges,
+            judging=plan.step.reward.judges,
         )
         shown = first_groups(scored)
         batch = assemble(shown) if shown else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -90,8 +91,13 @@ def load_speaker(path: str, name: str) -> Speaker:
 
 def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a GGUF file of a known family as a model of transformers, in float32. Raises: ModelError for another family."""
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    check_family(config)
+    disable_progress_bar()
+    with TemporaryDirectory(prefix="posttrain-gguf-") as alone:
+        # From a folder that holds nothing else: of a tokenizer.json beside it transformers takes a part, without the template.
+        (Path(alone) / file.name).symlink_to(file.resolve())
+        config = AutoConfig.from_pretrained(alone, gguf_file=file.name)
+        check_family(config)
+        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = read_weights(file, Layout(config), list(model.state_dict()))
     missing = {name for name in model.load_state_dict(weights, strict=False).missing_keys if name != "lm_head.weight"}
@@ -100,4 +106,4 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if "lm_head.weight" not in weights:
         model.config.tie_word_embeddings = True
         model.tie_weights()
-    return model.eval(), AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return model.eval(), tokenizer

@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.libraries.git_lfs import without_git_lfs
+from posttrain.libraries.hub import restored
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
 
@@ -215,8 +216,8 @@ def positions_of(model: PretrainedConfig) -> float:
 
 
 def expanded(path: str) -> str:
-    """Expand a leading ``~``; hub ids stay unchanged."""
-    return str(Path(path).expanduser()) if path.startswith("~") else path
+    """Expand a leading ``~``, and download a snapshot of the hub that this machine's cache lacks; hub ids stay unchanged."""
+    return restored(str(Path(path).expanduser()) if path.startswith("~") else path)
 
 
 def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "model.path") -> None:

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,10 @@ from transformers import PreTrainedModel
 
 from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError, Problem
-from posttrain.models.loading import auto_class, expanded, first_line, load_model_config
-from posttrain.models.saving import save_model
-from posttrain.models.vision import copy_processor, vision_parts
+from posttrain.models.loading import expanded, first_line
+from posttrain.models.quantized import FILE as BASE_QUANTIZATION
+from posttrain.models.quantized import plain_state, plain_weight, quantize_base, settings_of, weight_count
+from posttrain.models.vision import vision_parts
 from posttrain.registry import missing_library
 
 ADAPTER = "default"  # the name that peft gives the only adapter
@@ -52,7 +52,13 @@ _PREFIX = "base_model.model."  # before every name in the file: peft's wrappers 
 
 
 def add_adapter(
-    model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, head: str | None = None, field: str = "policy.lora"
+    model: PreTrainedModel,
+    config: LoraConfig,
+    *,
+    seed: int = 0,
+    head: str | None = None,
+    field: str = "policy.lora",
+    merged: bool = True,
 ) -> None:
     """Add a new adapter to ``model``, or load that of ``config.adapter_path``, and freeze all other weights. In a
     vision-language model only the language model gets one.
@@ -61,12 +67,12 @@ def add_adapter(
     layers.
 
     Args: head names a last layer that is trained in full besides the adapter (a critic's); field is the section of the
-        configuration, for messages.
+        configuration, for messages; merged, the adapter may be merged later, which an output layer tied to the embedding forbids.
     Raises: MissingDependency without peft; ModelError when no layer fits, or the saved adapter belongs to another model.
     """
-    peft = _peft(field)
+    peft = peft_library(field)
     if config.adapter_path:
-        wanted = _read_config(peft, config.adapter_path, f"{field}.adapter_path")
+        wanted = read_config(peft, config.adapter_path, f"{field}.adapter_path")
     else:
         wanted = peft.LoraConfig(
             r=config.rank,
@@ -78,6 +84,9 @@ def add_adapter(
             bias="none",
         )
     wanted.modules_to_save = None  # the head is trained in place, without a wrapper
+    dtype = model.dtype
+    if config.quantize is not None:
+        quantize_base(model, config, head=head, field=field)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -87,9 +96,12 @@ def add_adapter(
         what = f"no adapter can be put on {model.name_or_path}: {first_line(error)}"
         fix = f"its linear layers are called {', '.join(linear)}"
         raise ModelError(Problem(what, fix=fix, field=f"{field}.target_modules")) from error
-    _refuse_tied_output(model, field)
+    if merged:
+        _refuse_tied_output(model, field)
     for name, weight in model.named_parameters():
         weight.requires_grad_("lora_" in name or (head is not None and name.startswith(f"{head}.")))
+        if "lora_" in name and config.quantize is not None:
+            weight.data = weight.data.to(dtype)  # peft leaves it in float32 beside 4-bit weights
     if config.adapter_path:
         read_adapter(model, Path(expanded(config.adapter_path)), field=f"{field}.adapter_path")
     model.eval()
@@ -137,15 +149,15 @@ def effective_weight(module: nn.Module) -> Tensor:
     """
     base = getattr(module, "base_layer", None)
     if base is None:
-        return _weight(module)
+        return plain_weight(module)
     if module._disable_adapters:
-        return _weight(base)
+        return plain_weight(base)
     layer: Any = module
     if ADAPTER not in layer.lora_A:  # an embedding
         a, b = layer.lora_embedding_A[ADAPTER], layer.lora_embedding_B[ADAPTER]
     else:
         a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-    return _merged(layer, _weight(base), a, b)
+    return _merged(layer, plain_weight(base), a, b)
 
 
 @torch.no_grad()
@@ -155,7 +167,7 @@ def merged_weights(model: nn.Module, state: Mapping[str, Tensor] | None = None) 
     Args: state is the model's own state dict with whole tensors, for a sharded model.
     """
     adapted = dict(adapter_layers(model))
-    state = model.state_dict() if state is None else state
+    state = plain_state(model, model.state_dict() if state is None else state)
     merged = {}
     for name, tensor in state.items():
         if "lora_" in name:
@@ -184,7 +196,7 @@ def adapter_settings(model: PreTrainedModel) -> str:
 
 
 def _write_settings(model: PreTrainedModel, folder: Path, head: str | None) -> None:
-    peft = _peft("policy.lora")
+    peft = peft_library("policy.lora")
     config: Any = cast(Any, model.peft_config)[ADAPTER]
     path = str(model.name_or_path)
     base = Path(expanded(path))
@@ -197,6 +209,8 @@ def _write_settings(model: PreTrainedModel, folder: Path, head: str | None) -> N
     if isinstance(saved.target_modules, set):
         saved.target_modules = sorted(saved.target_modules)  # the order of a set differs between processes
     saved.save_pretrained(folder)
+    if (rounded := settings_of(model)) is not None:
+        (folder / BASE_QUANTIZATION).write_text(rounded + "\n", encoding="utf-8")
 
 
 def write_own_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
@@ -210,7 +224,7 @@ def adapter_rank(config: LoraConfig, *, field: str = "policy.lora") -> int:
     """Return the largest rank of an adapter with this configuration. Raises: ModelError as ``add_adapter``."""
     if not config.adapter_path:
         return config.rank
-    saved = _read_config(_peft(field), config.adapter_path, f"{field}.adapter_path")
+    saved = read_config(peft_library(field), config.adapter_path, f"{field}.adapter_path")
     return max([saved.r, *saved.rank_pattern.values()])
 
 
@@ -251,57 +265,10 @@ def unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def merge_saved_adapter(folder: Path, out: Path) -> None:
-    """Write the base model of a saved adapter with the adapter merged, in float32, as a plain Hugging Face folder.
-
-    The merged model is checked against base and adapter (equal to 1e-4 of the largest logit).
-
-    Raises: ModelError when the base named in adapter_config.json does not exist, or the outputs differ.
-    """
-    from transformers import AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    from posttrain.models.value_head import load_value_model, write_pad_token
-
-    disable_progress_bar()
-    peft = _peft("policy.lora")
-    config = _read_config(peft, str(folder), "")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    base = config.base_model_name_or_path
-    try:
-        if config.task_type in (peft.TaskType.TOKEN_CLS, peft.TaskType.SEQ_CLS):
-            of_sequences = config.task_type == peft.TaskType.SEQ_CLS
-            model: Any = load_value_model(base, dtype=torch.float32, of_sequences=of_sequences)
-            if of_sequences:
-                write_pad_token(model, tokenizer)
-            model.set_attn_implementation("sdpa")
-        else:
-            model = auto_class(load_model_config(base)).from_pretrained(base, dtype=torch.float32)
-        with warnings.catch_warnings():  # peft 0.21 uses a name of transformers that version 6 removes
-            warnings.simplefilter("ignore", FutureWarning)
-            adapted = peft.PeftModel.from_pretrained(model, folder).eval()
-    except (OSError, ValueError, RuntimeError, ModelError) as error:
-        what = f"the adapter in {folder} cannot be merged into {base}: {first_line(error)}"
-        fix = f"put the base model back, or write its place into base_model_name_or_path of {folder / CONFIG}"
-        raise ModelError(Problem(what, fix=fix)) from error
-    size = model.config.get_text_config().vocab_size
-    ids = torch.randint(size, (2, 16), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        wanted = adapted(input_ids=ids).logits
-        merged = adapted.merge_and_unload()
-        got = merged(input_ids=ids).logits
-    worst = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
-    if not worst < 1e-4:
-        raise ModelError(Problem(f"merged, {folder} computes other logits than base and adapter, by {worst:.1e}"))
-    save_model(merged, out)
-    tokenizer.save_pretrained(out)
-    copy_processor(str(folder), out)
-
-
 def trained_share(model: nn.Module) -> str:
     """Describe the trained share of the model for the user."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    everything = sum(weight.numel() for weight in model.parameters())
+    everything = sum(weight_count(weight) for weight in model.parameters())
     layers = sum(1 for _ in adapter_layers(model))
     share = 100 * trained / everything
     digits = max(0, 1 - math.floor(math.log10(share)))
@@ -329,11 +296,6 @@ def _merged(layer: Any, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (weight.float() + delta).to(weight.dtype)
 
 
-def _weight(module: Any) -> Tensor:
-    weight: Tensor = module.weight
-    return weight.detach()
-
-
 def file_name(parameter: str) -> str:
     """Return the name of an adapter's parameter in a file of peft's."""
     return _PREFIX + parameter.replace(f".{ADAPTER}", "", 1)
@@ -359,7 +321,7 @@ def _refuse_tied_output(model: PreTrainedModel, field: str) -> None:
         raise ModelError(Problem(what, fix="leave it out of target_modules", field=f"{field}.target_modules"))
 
 
-def _read_config(peft: Any, folder: str, field: str) -> Any:
+def read_config(peft: Any, folder: str, field: str) -> Any:
     path = Path(expanded(folder))
     try:
         kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("peft_type")
@@ -379,7 +341,7 @@ def _read_config(peft: Any, folder: str, field: str) -> Any:
         raise ModelError(Problem(what, fix=f"name a folder with {WEIGHTS} and {CONFIG}", field=field)) from error
 
 
-def _peft(field: str) -> Any:
+def peft_library(field: str) -> Any:
     try:
         import peft
     except ModuleNotFoundError as error:

@@ -171,12 +171,12 @@ class _AttendPlain(torch.autograd.Function):
             q, k, v, kp, vp, weights = (next(kept) for _ in range(6))
             rounded = weights.to(q.dtype)
             of_own, own = part.own(of_output), part.own(weights[..., part.prefix :])
-            product = (of_own @ part.own(v).transpose(1, 2)).mul(own)  # dW * W, as precise as W
+            product = _as_precise(of_own @ part.own(v).transpose(1, 2), own)  # dW * W
             total = product.sum(dim=-1, keepdim=True).view(-1, 1)
             grads[2].append((part.own(rounded[..., part.prefix :]).transpose(1, 2) @ of_own).view(-1, dim))
             if kp is not None:
                 of_all, shown = part.together(of_output), part.together(weights[..., : part.prefix])
-                of_prompt = (of_all @ part.together(vp).transpose(1, 2)).mul(shown)
+                of_prompt = _as_precise(of_all @ part.together(vp).transpose(1, 2), shown)
                 total += of_prompt.sum(dim=-1, keepdim=True).view(-1, 1)
                 slope = of_prompt.addcmul_(shown, part.together(total), value=-1).to(q.dtype)
                 before = (slope @ part.together(kp)).view(-1, dim)
@@ -213,6 +213,11 @@ def _weights(part: BucketRows, q: Tensor, k: Tensor, kp: Tensor | None, bias: Te
         scores[..., : part.prefix] = (part.together(q) @ part.together(kp).transpose(1, 2)).view(*shape, part.prefix)
     torch.add(bias[:, None, None, None], scores, alpha=scaling, out=scores)
     return scores.softmax(dim=-1)
+
+
+def _as_precise(rounded: Tensor, weights: Tensor) -> Tensor:
+    """Multiply in the dtype of the weights: a product of two dtypes takes up to four times as long on a CPU."""
+    return rounded.to(weights.dtype).mul_(weights)
 
 
 def _rows(states: Tensor, index: Tensor) -> Tensor:

@@ -127,6 +127,11 @@ class ImageProcessor:
         self._size = 0
         self._lock = threading.Lock()
 
+    @property
+    def token(self) -> str:
+        """The token of images."""
+        return self._family.token
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ImageProcessor, (self._images, self._family, self._cache_bytes)
 

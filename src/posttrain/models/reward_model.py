@@ -34,7 +34,12 @@ def load_reward_model(
         fix = "use a sequence or token classification model with one label"
         raise ModelError(Problem(what, fix=fix, field=FIELD))
     model = load_value_model(
-        config.path, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code, field=FIELD
+        config.path,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+        config_overrides=config.config_overrides,
+        field=FIELD,
     )
     return model.requires_grad_(False)
 

@@ -12,12 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils.import_utils import is_accelerate_available
+from transformers.utils.logging import disable_progress_bar
 
 _lock = threading.Lock()
 
 
 def save_model(model: PreTrainedModel, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
     """Run ``model.save_pretrained``: configuration, generation settings and weights, those of ``state_dict`` where given."""
+    disable_progress_bar()  # one per weight file would overwrite our own display
     with _without_deepspeed_check():
         model.save_pretrained(folder, state_dict=None if state_dict is None else dict(state_dict))
 

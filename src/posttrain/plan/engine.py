@@ -99,6 +99,8 @@ class EnginePlan:
     scales_losses: ClassVar[bool] = False  # trains in float16
     hooks_routers: ClassVar[bool] = False  # can replay the sampler's experts, and balance them by the loss
     moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
+    quantizes: ClassVar[bool] = False  # trains an adapter on 4-bit weights
+    scores_responses: ClassVar[bool] = False  # computes the reward model
     learns_scores: ClassVar[bool] = True  # trains reward models: a head of one number, saved as a sequence classifier
 
     def sizes(self, section: Learner) -> GroupSizes:
@@ -110,6 +112,10 @@ class EnginePlan:
     def shard(self, options: Mapping[str, Any], ranks: int) -> int:
         """Return over how many ranks one copy of the weights is sharded."""
         return 1
+
+    def shardings(self, devices_per_node: int) -> tuple[Mapping[str, Any], ...]:
+        """Return the options worth trying for where one copy of the weights lies, on nodes of so many devices."""
+        return ({},)
 
     def rests(self, section: Learner) -> tuple[str, ...]:
         """Return what leaves the device while other roles work there: weights, optimizer."""
@@ -152,9 +158,15 @@ class EnginePlan:
         # Otherwise weights are their own masters
         masters = model.master_width if model.width < model.master_width else 0
         states = (ADAM - AVERAGES) * model.master_width + masters + model.averages * model.master_width
+        weights = even_part(model.shape.parameters, model.place) * model.width
+        lora = learner_of(model.config, model.role).lora
+        if lora is not None and lora.quantize is not None:
+            weights = quantized_bytes(model.shape, model.width, scales_quantized=lora.quantize_scales)
+            # One layer at a time is unpacked
+            activations += model.shape.layer_parameters * model.width
         return RoleMemory(
             role=model.role,
-            weights=even_part(model.shape.parameters, model.place) * model.width,
+            weights=weights,
             optimizer=even_part(trained, model.place) * states // model.place.sizes.shard,
             activations=activations,
         )
@@ -170,6 +182,13 @@ class EnginePlan:
     def scoring_traffic(self, model: PlacedModel, purpose: str, passes: Passes) -> list[Traffic]:
         """Estimate what a device receives for passes without gradient. Args: purpose, in words."""
         return []
+
+
+def quantized_bytes(shape: ModelShape, width: int, *, scales_quantized: bool) -> int:
+    """Estimate the bytes of a model whose layers are in 4 bits, with a scale per 64 weights: in float32, or in 8 bits with a
+    float32 scale of 256 of them each. Embeddings and output layer keep ``width``."""
+    per_scale = 1 + 4 / 256 if scales_quantized else 4
+    return int(shape.layer_parameters * shape.layers * (0.5 + per_scale / 64)) + shape.outer_parameters * width
 
 
 def even_part(parameters: int, place: RolePlacement) -> int:
@@ -211,6 +230,9 @@ def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:
     if teacher is not None:
         options = teacher.engine_options
         return engine_plan(config.policy.engine).offloaded(options) if teacher.offload else options
+    if role == "reward model" and isinstance(config, RunConfig) and config.reward.model is not None:
+        model = config.reward.model
+        return engine_plan(model.engine).offloaded(model.engine_options) if model.offload else model.engine_options
     if role != "reference" or not isinstance(config, RunConfig | TuneConfig):
         return learner_of(config, role).engine_options
     given = config.reference.engine_options

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.distillation import ROLE
+from posttrain.config.judge import is_judge, judge_role
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import learner_of, teachers_of
 from posttrain.plan.engine import PlacedModel, engine_plan, even_part
@@ -34,22 +35,29 @@ class Peak:
 
 def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
     """Estimate the bytes per device for every role whose model is a folder; None when the policy's is not (a hub id)."""
-    policy = read_shape(config.model.path)
-    if policy is None:
+    shapes = role_shapes(config)
+    if "policy" not in shapes:
         return None
-    paths: dict[str, str | None] = {"critic": config.critic.path, "reference": config.reference.path}
+    return [
+        role_memory(config, batches, place, shapes[place.role])
+        for place in plan.roles
+        if place.ranks and place.role in shapes
+    ]
+
+
+def role_shapes(config: RunConfig) -> dict[str, ModelShape]:
+    """Read the shape of the model of every role that a run can have; a model that is in no folder here (a hub id) has none."""
+    paths = {"policy": config.model.path, "rollout": config.model.path}
+    paths |= {
+        "critic": config.critic.path or config.model.path,
+        "reference": config.reference.path or config.model.path,
+    }
     if config.reward.model is not None:
         paths["reward model"] = config.reward.model.path
-    if config.reward.judge is not None:
-        paths["judge"] = config.reward.judge.path
-    paths |= _teacher_paths(config)
-    found = []
-    for place in plan.roles:
-        path = paths.get(place.role)
-        shape = read_shape(path) if path else policy
-        if shape is not None and place.ranks:
-            found.append(role_memory(config, batches, place, shape))
-    return found
+    paths |= {judge_role(name): judge.path for name, judge in config.reward.judges.items()}
+    paths |= {role: teacher.path or config.model.path for role, teacher in teachers_of(config).items()}
+    shapes = {path: read_shape(path) for path in set(paths.values())}
+    return {role: shape for role, path in paths.items() if (shape := shapes[path]) is not None}
 
 
 def estimate_sft(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
@@ -104,9 +112,10 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
         return RoleMemory(
             role=place.role,
             weights=0 if place.uses_weights_of else shape.parameters * width // split,
+            gathered=_unpacked(config, place, shape),
             cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
         )
-    if place.role in ("reference", "reward model", "judge") or place.role.startswith(ROLE):
+    if place.role in ("reference", "reward model") or is_judge(place.role) or place.role.startswith(ROLE):
         frozen = _frozen(config, place, shape)
         if place.role == "reference" and not place.uses_weights_of and config.reference.update_every is not None:
             # Its weights are kept in float32 besides.
@@ -116,6 +125,14 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
     of_role = batches.critic if place.role == "critic" else batches
     assert of_role is not None
     return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)
+
+
+def _unpacked(config: RunConfig, place: RolePlacement, shape: ModelShape) -> int:
+    """Estimate the copies of 4-bit weights in the compute dtype that the native sampler makes while it samples."""
+    lora = config.policy.lora
+    if not place.uses_weights_of or lora is None or lora.quantize is None or config.rollout.engine != "native":
+        return 0
+    return shape.parameters * BYTES[config.model.compute_dtype]
 
 
 def _trained(

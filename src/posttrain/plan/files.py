@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
+from posttrain.config.config_apart import overrides_of
+from posttrain.config.judge import judge_field
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import needs_values
-from posttrain.errors import Problem
+from posttrain.config.serve import ServeConfig
+from posttrain.errors import ConfigError, Problem
+from posttrain.libraries.hub_names import model_name
 from posttrain.libraries.remote import is_url, plain, problem_of
 from posttrain.plan.weight_files import has_chat_template, tokenizer_problems, weight_problems
 
@@ -40,9 +43,6 @@ class ModelUser(Protocol):
     def model(self) -> ModelConfig: ...
 
 
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-
-
 def check_run_files(config: RunConfig) -> list[Problem]:
     """Check the folders of the model, reference, critic, reward model, tokenizer and run, and the chat template."""
     problems = check_model_files(config.model)
@@ -52,8 +52,8 @@ def check_run_files(config: RunConfig) -> list[Problem]:
         problems += check_model(config.critic.path, "critic.path", tokenizer=False)
     if config.reward.model is not None:
         problems += check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
-    if config.reward.judge is not None:
-        problems += check_model(config.reward.judge.path, "reward.judge.path", tokenizer=True)
+    for name, judge in config.reward.judges.items():
+        problems += check_model(judge.path, f"{judge_field(name)}.path", tokenizer=True)
     return problems + check_run_folders(config)
 
 
@@ -72,7 +72,7 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
     models = [config.model.path, config.model.tokenizer_path]
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
-        models += [each.path for each in (config.reward.model, config.reward.judge) if each is not None]
+        models += [each.path for each in (config.reward.model, *config.reward.judges.values()) if each is not None]
     models += [teacher.path for teacher in config.distillation.teachers.values()]
     read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir() and holds_model(Path(path))}
     places = {
@@ -129,6 +129,10 @@ def check_model_files(model: ModelConfig) -> list[Problem]:
         problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
         problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
+    try:
+        overrides_of(model)
+    except ConfigError as error:
+        problems += error.problems
     return problems
 
 
@@ -177,8 +181,9 @@ def holds_model(folder: Path) -> bool:
 
 
 def is_hub_id(path: str) -> bool:
-    """Return True when a model's name means the hub: it has the form ``name`` or ``org/name``, and is no local folder."""
-    return HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+    """Return True when a model's name means the hub: it has the form ``name`` or ``org/name``, with a revision or without, and is
+    no local folder."""
+    return model_name(path) is not None
 
 
 def hub_models(config: ModelUser) -> dict[str, str]:
@@ -198,8 +203,9 @@ def hub_models(config: ModelUser) -> dict[str, str]:
             named["critic.path"] = config.critic.path
         if config.reward.model is not None:
             named["reward.model.path"] = config.reward.model.path
-        if config.reward.judge is not None:
-            named["reward.judge.path"] = config.reward.judge.path
+        named |= {f"{judge_field(name)}.path": judge.path for name, judge in config.reward.judges.items()}
+    if isinstance(config, ServeConfig):
+        named["endpoint.beside"] = config.endpoint.beside
     return {field: path for field, path in named.items() if path is not None and is_hub_id(path)}
 
 

@@ -53,10 +53,13 @@ def fits(config: RunConfig, gib: float) -> list[Fit] | None:
 def _methods(config: RunConfig) -> Iterator[tuple[str, tuple[str, ...], RunConfig]]:
     """The ways to train, the most exact first, with the overrides and the configuration of each."""
     adapter = config.policy.lora or LoraConfig(rank=RANK)
+    quantized = adapter.model_copy(update={"quantize": adapter.quantize or "nf4"})
+    plain = adapter.model_copy(update={"quantize": None})
     for name, lora, masters in (
         ("all weights, float32 masters", None, "float32"),
         ("all weights, bfloat16 masters", None, "bfloat16"),
-        (f"LoRA, rank {adapter.rank}", adapter, "float32"),
+        (f"LoRA, rank {adapter.rank}", plain, "float32"),
+        (f"QLoRA ({quantized.quantize}), rank {adapter.rank}", quantized, "float32"),
     ):
         for recompute in (False, True):
             model = {"master_dtype": masters, "gradient_checkpointing": recompute, "compute_dtype": "bfloat16"}
@@ -69,6 +72,7 @@ def _methods(config: RunConfig) -> Iterator[tuple[str, tuple[str, ...], RunConfi
             words = ["model.compute_dtype=bfloat16", f"model.master_dtype={masters}"]
             words += [f"model.gradient_checkpointing={str(recompute).lower()}"]
             words += [f"policy.lora.rank={adapter.rank}"] if lora else ["policy.lora=null"]
+            words += [f"policy.lora.quantize={lora.quantize}"] if lora and lora.quantize else []
             yield f"{name}{', recomputed activations' if recompute else ''}", tuple(words), changed
 
 

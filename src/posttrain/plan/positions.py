@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.errors import Problem
+from posttrain.config.config_apart import overrides_of
+from posttrain.errors import ConfigError, Problem
 
 
 def check_positions(config: RunConfig) -> list[Problem]:
@@ -41,8 +42,8 @@ def positions_warnings(config: RunConfig) -> list[str]:
 def model_positions(config: RunConfig) -> int | None:
     """Return the number of a model's positions; None where its folder is not local or does not name it, or where scaled rotary
     embeddings extend further, each kind by its own rule."""
-    overrides = config.model.config_overrides
     try:
+        overrides = overrides_of(config.model)
         file = Path(config.model.path).expanduser() / "config.json"
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         nested = values.get("text_config")
@@ -50,7 +51,7 @@ def model_positions(config: RunConfig) -> int | None:
         rotary = text.get("rope_parameters") or text.get("rope_scaling") or {}
         kind = rotary.get("rope_type", rotary.get("type", "default"))
         positions = text.get("max_position_embeddings")
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, ConfigError):
         return None  # check_run_files says what is wrong with it
     return positions if isinstance(positions, int) and kind == "default" else None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
+from posttrain.config.judge import judge_field, judge_role
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import ONE_DEVICE, LearnerConfig
 from posttrain.config.roles import (
@@ -22,7 +23,12 @@ from posttrain.errors import Problem
 from posttrain.plan.engine import engine_options, engine_plan
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
 
-TRAINING_ENGINES = ("policy", "critic", "reference")  # roles that a training engine computes, besides teachers
+TRAINING_ENGINES = (
+    "policy",
+    "critic",
+    "reference",
+    "reward model",
+)  # roles that a training engine computes, besides teachers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,23 +173,23 @@ def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
             RoleRequest(
                 role="reward model",
                 field="reward.model.devices",
-                engine=ONE_DEVICE,
+                engine=reward.engine,
                 devices=reward.devices,
                 sizes=GroupSizes(),
                 awake=("reward",),
             )
         )
-    if config.reward.judge is not None:
-        asked.append(
-            RoleRequest(
-                role="judge",
-                field="reward.judge.devices",
-                engine=ONE_DEVICE,
-                devices=config.reward.judge.devices,
-                sizes=GroupSizes(),
-                awake=("reward",),
-            )
+    asked += [
+        RoleRequest(
+            role=judge_role(name),
+            field=f"{judge_field(name)}.devices",
+            engine=ONE_DEVICE,
+            devices=judge.devices,
+            sizes=GroupSizes(),
+            awake=("reward",),
         )
+        for name, judge in config.reward.judges.items()
+    ]
     asked += _teachers(config)
     asked.append(_policy(policy, ("log-probs", "update")))
     if uses_reference(config):

@@ -12,41 +12,35 @@ from __future__ import annotations
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.roles import learner_of, needs_old_logprobs, replaces_old_logprobs, sends_adapter, shares_weights
+from posttrain.config.roles import learner_of, sends_adapter, shares_weights
 from posttrain.plan.engine import Passes, PlacedModel, engine_plan
 from posttrain.plan.estimate import recomputes, trained_parameters
 from posttrain.plan.memory import BYTES
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan, RolePlacement
+from posttrain.plan.step_passes import step_passes
 from posttrain.plan.traffic import Traffic
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
 # What the driver sends and gets for a token of a sequence: its id (8), its mask (1), log-probs of sampler, policy and reference
 # and an advantage (4 each).
 DRIVER_BYTES_PER_TOKEN = 25
+# Roles whose passes send; a reward model is whole on its device.
+SPLIT_AS_TRAINED = ("policy", "critic", "reference")
 
 
 def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:
     """Compute the traffic of the policy's devices, and of the sampler's for its own part, assuming models of one shape."""
-    # The longest sequence.
-    tokens = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     found: list[Traffic] = []
-    policy, reference, critic = plan.role("policy"), plan.role("reference"), plan.role("critic")
-    assert policy is not None, "every run has a policy"
-    scored = (batches.updates_per_step > 1 and not replaces_old_logprobs(config)) or needs_old_logprobs(config)
-    found += _update(config, batches, policy, shape, tokens)
-    if scored:
-        found += _score(config, "old log-probs", policy, batches, shape, tokens)
-    if config.loss.high_entropy_share is not None:
-        found += _score(config, "entropies", policy, batches, shape, tokens)
-    if reference is not None and not reference.uses_weights_of:
-        found += _score(config, "reference log-probs", reference, batches, shape, tokens)
-    if critic is not None and batches.critic is not None:
-        found += _update(config, batches.critic, critic, shape, tokens)
-        found += _score(config, "values", critic, batches, shape, tokens)
+    for each in step_passes(config, batches, plan):
+        if each.updates is not None:
+            found += _update(config, each.updates, each.place, shape, longest)
+        elif each.place.role in SPLIT_AS_TRAINED and not each.place.uses_weights_of:
+            found += _score(config, each.what, each.place, batches, shape, longest)
     found += _weight_sync(config, plan, shape)
     found += _sampling(config, batches, plan, shape)
-    found += _driver(batches, plan, tokens)
+    found += _driver(batches, plan, longest)
     return [each for each in found if each.messages]
 
 
@@ -112,7 +106,9 @@ def _score(
     )
     if place.sizes.sequence > 1:
         sent = _sequence_bytes(config, place, shape, -(-rows * tokens // place.sizes.sequence))
-        found.append(Traffic(what=f"{name}: share sequences", bytes=sent, messages=2 * shape.layers * passes))
+        found.append(
+            Traffic(what=f"{name}: share sequences", bytes=sent, messages=2 * shape.layers * passes, within="sequence")
+        )
     return found
 
 
@@ -147,7 +143,7 @@ def _share_sequence(
     # Passes over the step, each of which sees an update's tokens.
     directions = passes // micro_batches(section, plan, place, tokens)
     sent = directions * _sequence_bytes(config, place, shape, of_update)
-    return Traffic(what=what, bytes=sent, messages=2 * shape.layers * passes)
+    return Traffic(what=what, bytes=sent, messages=2 * shape.layers * passes, within="sequence")
 
 
 def _sequence_bytes(config: TrainingConfig, place: RolePlacement, shape: ModelShape, tokens: int) -> int:
@@ -196,5 +192,6 @@ def _sampling(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, shape:
             what="sampling: sum over tensor-parallel devices",
             bytes=2 * shape.layers * tokens * size,
             messages=2 * shape.layers * waves * response,
+            within="tensor",
         )
     ]

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from posttrain.plan.placement import Axis
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -20,13 +22,15 @@ class Traffic:
     what: str
     bytes: int
     messages: int  # collective operations, or transfers
+    within: Axis | None = None  # ranks of one such group exchange them; None: processes of several roles
 
 
-def gather(what: str, size: int, groups: Iterable[int], *, units: int, times: int) -> Traffic:
+def gather(what: str, size: int, groups: Iterable[int], *, units: int, times: int, within: Axis = "shard") -> Traffic:
     """Gather all parts of so many bytes on every device. Args: groups of devices that each gather once; times of all that."""
     several = [group for group in groups if group > 1]
     return Traffic(
         what=what,
         bytes=times * sum(size * (group - 1) // group for group in several),
         messages=times * len(several) * units,
+        within=within,
     )

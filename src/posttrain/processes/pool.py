@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +19,8 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.processes import descendants, frames, proc, start, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.limits import CRASHED, EXCEPTION, OUTPUT_LIMIT, TIMEOUT, Limits
-from posttrain.processes.worker import ANSWER, CANNOT_FORK, FAILURE, PROBLEMS, READY
+from posttrain.processes.waiting import Waiting, WaitingCall
+from posttrain.processes.worker import ANSWER, ANSWERS, CANNOT_FORK, FAILURE, PROBLEMS, READY
 
 MARK = "POSTTRAIN_WORKER"  # environment variable of a keeper and of all below it
 GRACE_S = 5.0  # how much later than the keeper's own deadline it is taken for dead
@@ -66,9 +67,7 @@ class WorkerPool:
         if proc.LINUX and not proc.is_mounted():
             what = "the processes that run rewards cannot be watched and ended here: /proc is not mounted"
             raise ConfigError(Problem(what, fix="mount it: mount -t proc proc /proc"))
-        self._calls: queue.SimpleQueue[tuple[bytes, Future[Reply]] | None] = queue.SimpleQueue()
-        self._closed = False
-        self._lock = threading.Lock()
+        self._waiting: Waiting[Reply] = Waiting(workers)
         mark = uuid.uuid4().hex
         self._lines = [
             _Line(factory, setup, limits, f"{mark}.{number}", variables, withheld) for number in range(workers)
@@ -90,7 +89,8 @@ class WorkerPool:
     def submit(self, call: Any, *, seed: int = 0) -> Future[Reply]:
         """Have a worker run the handler on ``call``, with Python's and NumPy's global generators at ``seed``.
 
-        The future never raises: its result is an Answer or a CallFailure. Calls begin in the order of submission.
+        The future never raises: its result is an Answer or a CallFailure. Calls begin in the order of submission. Short ones
+        cross together; where something happens to a worker meanwhile, each of them is made again, alone.
         """
         future: Future[Reply] = Future()
         try:
@@ -98,40 +98,37 @@ class WorkerPool:
         except (TypeError, ValueError, RecursionError) as error:
             future.set_result(CallFailure(EXCEPTION, str(error)))
             return future
-        with self._lock:
-            if not self._closed:
-                self._calls.put((request, future))
-                return future
-        future.set_result(_CLOSED)
+        if not self._waiting.put(WaitingCall(request, future)):
+            future.set_result(_CLOSED)
         return future
 
     def close(self) -> None:
         """End the workers, also in the middle of a call; calls that were not answered fail as crashed."""
-        with self._lock:
-            self._closed = True
-            for _ in self._threads:
-                self._calls.put(None)
+        left = self._waiting.close()
         for line in self._lines:
             line.hang_up()
         for thread in self._threads:
             thread.join()
-        with suppress(queue.Empty):
-            while True:
-                if waiting := self._calls.get_nowait():
-                    waiting[1].set_result(_CLOSED)
+        for call in left:
+            call.future.set_result(_CLOSED)
 
     def _serve(self, line: _Line) -> None:
         """One thread per worker: it waits, and others run meanwhile."""
         line.start()
-        while (item := self._calls.get()) is not None:
-            request, future = item
+        while calls := self._waiting.take():
+            began = time.monotonic()
             try:
-                reply: Reply = _CLOSED if self._closed else line.call(request)
+                replies: list[Reply] | CallFailure = line.call([call.request for call in calls])
             except Exception as error:  # noqa: BLE001 - every future must get its result, also on a broken machine
-                reply = CallFailure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
+                replies = CallFailure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
                 with suppress(Exception):
                     line.end()  # what it would still say is not the answer to the next call
-            future.set_result(reply)
+            if isinstance(replies, CallFailure):
+                replies = [replies] if len(calls) == 1 else []
+            for call, reply in zip(calls, replies, strict=False):
+                call.future.set_result(reply)
+            for call in self._waiting.answered(calls, len(replies), time.monotonic() - began):
+                call.future.set_result(_CLOSED)
         line.end()
 
 
@@ -213,7 +210,8 @@ class _Line:
             how = "did not load in time" if isinstance(error, TimeoutError) else "ended while it was loading"
             raise ConfigError(f"a worker for rewards {how}{said}") from error
 
-    def call(self, request: bytes) -> Reply:
+    def call(self, requests: Sequence[bytes]) -> list[Reply] | CallFailure:
+        """Make calls. Returns: the replies to the first of them, one at least, or what happened to the worker."""
         if self._process is None:
             try:
                 self._start()
@@ -222,7 +220,7 @@ class _Line:
         # A killed worker loads before it answers
         load_s = self._limits.load_s if self._setup["load_in_worker"] else 0.0
         try:
-            self._write(request, self._limits.wall_s + GRACE_S)
+            self._write(b"[" + b",".join(requests) + b"]", self._limits.wall_s + GRACE_S)
             reply = self._read(self._limits.longest_s + load_s + GRACE_S)
         except (frames.PipeClosed, frames.FrameTooLong) as error:
             said = self._last_words()
@@ -234,7 +232,7 @@ class _Line:
         except OSError as error:
             self.end()
             return CallFailure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
-        return _reply(reply)
+        return _replies(reply, len(requests))
 
     def _write(self, data: bytes, timeout_s: float) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -276,15 +274,23 @@ class _Line:
             self._process = None
 
 
-def _reply(data: bytes) -> Reply:
+def _replies(data: bytes, most: int) -> list[Reply] | CallFailure:
     """Check and convert a frame of a worker; never raises."""
     try:
         value = wire.from_bytes(data[1:])
-        if data[:1] == ANSWER:
-            return Answer(value)
+        if data[:1] == ANSWERS and 1 <= len(value) <= most:
+            return [_reply(kind.encode(), said) for kind, said in value]
         if data[:1] == FAILURE:
-            reason, detail = value
-            return CallFailure(str(reason), str(detail))
-    except (ValueError, UnicodeDecodeError) as error:
+            return _failure(value)
+    except (AttributeError, TypeError, ValueError, UnicodeError) as error:
         return CallFailure(CRASHED, f"the worker's answer cannot be read: {error}"[:500])
     return CallFailure(OUTPUT_LIMIT, "the worker's answer is of no known kind")
+
+
+def _reply(kind: bytes, said: Any) -> Reply:
+    return Answer(said) if kind == ANSWER else _failure(said)
+
+
+def _failure(said: Any) -> CallFailure:
+    reason, detail = said
+    return CallFailure(str(reason), str(detail))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -12,6 +12,7 @@ from typing import Any
 
 _TAG = "~"  # {"~": kind, "of": value}
 
+_AS_THEY_ARE = frozenset([str, int, float, bool, type(None)])
 _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda value: base64.b64encode(value).decode()),
     Decimal: ("decimal", str),
@@ -19,8 +20,8 @@ _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     date: ("date", date.isoformat),
     time_of_day: ("time", time_of_day.isoformat),
     timedelta: ("timedelta", lambda value: [value.days, value.seconds, value.microseconds]),
-    tuple: ("tuple", lambda value: [_plain(item) for item in value]),
-    set: ("set", lambda value: [_plain(item) for item in value]),
+    tuple: ("tuple", lambda value: _items(value)),
+    set: ("set", lambda value: _items(value)),
 }
 _BACK: dict[str, Callable[[Any], Any]] = {
     "bytes": base64.b64decode,
@@ -40,11 +41,16 @@ def to_bytes(value: Any) -> bytes:
 
     Raises: TypeError for a value of a kind that datasets do not hold; ValueError for an integer of thousands of digits.
     """
-    return json.dumps(_plain(value)).encode()
+    return to_text(value).encode()
 
 
-def from_bytes(data: bytes) -> Any:
-    """Restore the value that ``to_bytes`` was given. Raises: ValueError for anything that it does not write."""
+def to_text(value: Any) -> str:
+    """``to_bytes`` as text, which is quickly written again as a part of other values."""
+    return json.dumps(_plain(value))
+
+
+def from_bytes(data: bytes | str) -> Any:
+    """Restore the value that ``to_bytes`` or ``to_text`` was given. Raises: ValueError for anything that it does not write."""
     try:
         return json.loads(data, object_hook=_restored)
     except (RecursionError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -52,11 +58,11 @@ def from_bytes(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (str, int, float)):
+    if type(value) in _AS_THEY_ARE or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
+        return _items(value)
+    if isinstance(value, (dict, Mapping)):
         if _TAG not in value and all(isinstance(key, str) for key in value):
             return {key: _plain(item) for key, item in value.items()}
         return {_TAG: "items", "of": [[_plain(key), _plain(item)] for key, item in value.items()]}
@@ -66,6 +72,12 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # a NumPy array or number
         return _plain(value.tolist())
     raise TypeError(f"a {type(value).__name__} cannot be handed to another process")
+
+
+def _items(values: Collection[Any]) -> list[Any]:
+    if _AS_THEY_ARE.issuperset(map(type, values)):  # as the token ids of a prompt
+        return list(values)
+    return [_plain(item) for item in values]
 
 
 def _restored(value: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from _thread import _count as thread_count  # also of threads that threading does not know
 from collections.abc import Callable
 from typing import Any, Never
@@ -24,16 +25,19 @@ from posttrain.processes.limits import EXCEPTION, MEMORY, Limits, more_cpu, put_
 Handler = Callable[[Any], Any]
 
 # First byte of what a worker sends, and of what its keeper passes on. The rest is JSON.
+ANSWERS = (
+    b"A"  # [[ANSWER, value] or [FAILURE, [reason, detail]], …], of the first call to that where the worker stopped
+)
+ANSWERS_AND_REPLACE = b"a"  # the last call left something behind that could disturb the next one
+FAILURE = b"F"  # [reason, detail], of the request as a whole
 ANSWER = b"A"
-FAILURE = b"F"  # [reason, detail]
-ANSWER_AND_REPLACE = b"a"  # the call left something behind that could disturb the next one
-FAILURE_AND_REPLACE = b"f"
 PROBLEMS = b"P"  # loading failed: [[what, fix, where, field], …]
 READY = b"R"
 CANNOT_FORK = b"N"  # loading has started threads or processes, which a fork would not take along, or made shared locks
 
 MOST_REQUEST_BYTES = 1 << 30
-NUMBER_BYTES = 8  # of a call, before it and before its answer: whatever else is in the pipe answers nothing
+NUMBER_BYTES = 8  # of a request, before it and before its answer: whatever else is in the pipe answers nothing
+TOGETHER_S = 0.01  # after which the rest of a request's calls is left to other workers
 
 
 def load(factory: str, setup: Any) -> Handler:
@@ -95,29 +99,37 @@ def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> Nev
     gc.freeze()  # what is loaded stays; the collector need not touch, and so copy, the pages shared with the keeper
     while True:
         data = read_frame(requests, MOST_REQUEST_BYTES)
-        number, request = data[:NUMBER_BYTES], wire.from_bytes(data[NUMBER_BYTES:])
+        number, calls = data[:NUMBER_BYTES], wire.from_bytes(data[NUMBER_BYTES:])
         more_cpu(limits)
-        _seed(request["seed"])
-        reply = _answer(handler, request["call"])
-        if os.getpid() != worker:  # a call has forked, and its child came back too: only one of them may answer
-            os._exit(0)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was set must not ring in a later call
-        os.chdir(home)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        if thread_count() > threads:
-            reply = reply[:1].lower() + reply[1:]
-        write_frame(replies, number + reply)
+        kind, answers, begun = ANSWERS, [], time.monotonic()
+        for each in calls:
+            _seed(each["seed"])
+            answer, replace = _answer(handler, each["call"])
+            if os.getpid() != worker:  # a call has forked, and its child came back too: only one of them may answer
+                os._exit(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was set must not ring in a later call
+            os.chdir(home)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            answers.append(answer)
+            if replace or thread_count() > threads:
+                kind = ANSWERS_AND_REPLACE
+                break
+            if time.monotonic() - begun > TOGETHER_S:
+                break
+        write_frame(replies, number + kind + b"[" + b",".join(answers) + b"]")
 
 
-def _answer(handler: Handler, call: Any) -> bytes:
+def _answer(handler: Handler, call: Any) -> tuple[bytes, bool]:
+    """Call the handler. Returns: its answer as an item of ANSWERS, and True when the worker is to be replaced."""
     try:
-        return ANSWER + wire.to_bytes(handler(call))
+        return b'["%b",%b]' % (ANSWER, wire.to_bytes(handler(call))), False
     except MemoryError as error:
-        return FAILURE_AND_REPLACE + wire.to_bytes([MEMORY, said(error)])
+        failure = [MEMORY, said(error)]
     except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt raised by a call is the call's failure as well
-        return FAILURE_AND_REPLACE + wire.to_bytes([EXCEPTION, said(error)])
+        failure = [EXCEPTION, said(error)]
+    return b'["%b",%b]' % (FAILURE, wire.to_bytes(failure)), True
 
 
 def _seed(seed: int) -> None:

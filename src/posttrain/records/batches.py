@@ -35,7 +35,7 @@ class SequenceBatch:
     sample_ids: tuple[str, ...]  # B names, as in samples/step_N.jsonl
     data_sources: tuple[str, ...] = ()  # B, of each row's prompt; (): not known
     experts: Tensor | None = None  # [B, P + T, layers, chosen] int16, while sampling; -1: not known; None: not recorded
-    images: tuple[PromptImages | None, ...] = ()  # B, of each row's prompt; (): no prompt has any
+    images: tuple[PromptImages | None, ...] = ()  # B, of each row; (): no row has any
     # [B, T] int64, updates that the weights had seen which sampled the token; None: no response has several
     versions: Tensor | None = None
 
@@ -195,6 +195,8 @@ class TrainBatch:
     loss_mask: Tensor  # [B, T] bool, the token enters the loss
     weights: Tensor | None = None  # [B] float32, as in ScoredBatch
     high_entropy: Tensor | None = None  # [B, T] bool, the only tokens of the policy loss; None: all loss tokens
+    # [B, T] bool, the tokens that a loss with chooses_tokens treats otherwise; None: it chooses among those that it sees
+    chosen: Tensor | None = None
     critic: CriticTargets | None = None  # None: there is no critic
     preference: PreferenceTargets | None = None  # None: no preference is learned
     # By name; empty: none, or not in the loss

@@ -75,6 +75,7 @@ class LossPlan:
     router_balance_coef: float = 0.0
     off_policy_limit: float | None = None  # nats per token; None masks nothing
     high_entropy_share: float | None = None  # of a mini-batch's loss tokens; None: all of them
+    chooses_before: bool = False  # the loss's tokens are chosen in a pass of their own over the mini-batch
     correction: RolloutCorrectionPlan | None = None  # where its weights are computed in the update; None: once per step
     distillation: DistillationPlan | None = None  # None: no divergence from teachers is in the loss
 
@@ -127,7 +128,7 @@ class RewardPlan:
     """Reward shaping applied before advantage estimation; docs/rewards.md has the order."""
 
     model_weight: float = 1.0  # of the reward model's score
-    judge: JudgePlan = JudgePlan()
+    judges: Mapping[str, JudgePlan] = field(default_factory=dict)  # by the names of their verdicts
     max_response_tokens: int = 0  # the limit that the overlong rule looks at
     overlong_buffer_tokens: int | None = None
     overlong_penalty: float = 1.0

@@ -50,7 +50,7 @@ def sample_rows(groups: Sequence[ScoredGroup]) -> list[SampleRow]:
                         outcome=outcome,
                         kept=group.kept,
                         truncated=trajectory.stop_reason is StopReason.LENGTH,
-                        images=group.group.prompt.images,
+                        images=sample.images or group.group.prompt.images,
                     )
                 )
             number += 1

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Outcome, ScoredGroup, Trajectory, TrajectoryGroup, Unfinished
 
@@ -26,6 +27,32 @@ def _array_from_plain(plain: Any) -> Any:
     return array.reshape(plain["shape"]).copy()
 
 
+def _images_to_plain(images: Any) -> dict[str, Any] | None:
+    """Return files and features as texts: a resumed run needs no image processor for groups that were ready."""
+    if images is None:
+        return None
+    return {
+        "files": [base64.b64encode(file).decode() for file in images.files],
+        "features": {name: _array_to_plain(array) for name, array in images.features.items()},
+        "content_hash": images.content_hash,
+        "in_prompt": images.in_prompt,
+    }
+
+
+def _images_from_plain(plain: Any) -> Any:
+    if plain is None:
+        return None
+    return PromptImages(
+        files=tuple(base64.b64decode(file) for file in plain["files"]),
+        features={name: _array_from_plain(array) for name, array in plain["features"].items()},
+        content_hash=plain["content_hash"],
+        in_prompt=plain["in_prompt"],
+    )
+
+
+IMAGES: Final = Annotated[Any, PlainSerializer(_images_to_plain), PlainValidator(_images_from_plain)]
+
+
 class NDArray:
     """The annotation of arrays in records, which records.trajectories knows to type checkers alone, as pydantic reads it."""
 
@@ -34,7 +61,7 @@ class NDArray:
 
 
 TRAJECTORY: Final = TypeAdapter(Trajectory)
-TRAJECTORY.rebuild(_types_namespace={"NDArray": NDArray, "np": np})
+TRAJECTORY.rebuild(_types_namespace={"NDArray": NDArray, "np": np, "PromptImages": IMAGES | None})
 UNFINISHED: Final = TypeAdapter(Unfinished)
 OUTCOMES: Final = TypeAdapter(tuple[Outcome, ...])
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # a plan reads these records, and needs no arrays
     import numpy as np
     from numpy.typing import NDArray
 
+    from posttrain.records.images import PromptImages
+
 
 class StopReason(StrEnum):
     EOS = "eos"  # the model ended its turn, or a stop token id was drawn
@@ -123,8 +125,14 @@ class Trajectory:
     policy_version: int  # number of updates the sampling weights had seen; the oldest, where tokens differ
     version_spans: tuple[VersionSpan, ...] = ()  # where tokens differ, in order; (): all of them have policy_version
     prompt_logprobs: tuple[float, ...] = ()  # nats, of the prompt's second token to its last; (): not requested
+    # At the same tokens, the likeliest ones of the plain distribution (temperature 1, uncut), as below; (): not requested
+    prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    # At each token, the likeliest ones of its distribution with their log-probs, in descending order; (): not requested
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     # [tokens, layers, chosen] int16, the experts that prompt and response were sent to, but its last token; None: not recorded
     experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
+    # Of an environment's messages, up to the last turn; None: it gave none, and a row's images are its prompt's.
+    images: PromptImages | None = field(default=None, compare=False, repr=False)
     failure: str = ""  # with FAILED: what happened, in a sentence
     failure_reason: str = ""  # with FAILED: a short word to count by, where it was not the sampler that failed
     response_mask: tuple[bool, ...] = ()  # True on tokens that the policy sampled; (): all of them

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from posttrain.config.judge import judge_field, judge_role
 from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
@@ -63,17 +64,17 @@ def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list
     term counts for, a source without a scorer in by_data_source, and a term for sources that no file holds. Raises nothing."""
     problems = []
     for source, file in sources.items():
-        judged = config.judge is not None and source in (config.judge.data_sources or (source,))
+        judged = any(source in (judge.data_sources or (source,)) for judge in config.judges.values())
         if config.model is None and not judged and not any(_counts_for(term, source) for term in config.terms):
             what = f"no reward term counts for data source {source!r} of {file}"
             fix = "add it to a term's data_sources, or add a term for it"
             problems.append(Problem(what, fix=fix, field="reward.terms"))
-    if config.judge is not None and config.judge.data_sources and sources:
-        absent = [source for source in config.judge.data_sources if source not in sources]
-        if len(absent) == len(config.judge.data_sources):
-            what = f"the judge is for data sources that no file holds (they hold: {', '.join(sorted(sources))})"
+    for name, judge in config.judges.items():
+        absent = [source for source in judge.data_sources if source not in sources]
+        if sources and judge.data_sources and len(absent) == len(judge.data_sources):
+            what = f"the {judge_role(name)} is for data sources that no file holds (they hold: {', '.join(sorted(sources))})"
             fix = did_you_mean(absent[0], list(sources), listed=True)
-            problems.append(Problem(what, fix=fix, field="reward.judge.data_sources"))
+            problems.append(Problem(what, fix=fix, field=f"{judge_field(name)}.data_sources"))
     for index, term in enumerate(config.terms):
         place = f"reward.terms.{index}"
         if term.data_sources and sources and not any(_counts_for(term, source) for source in sources):
@@ -89,7 +90,7 @@ def check_data_sources(config: RewardConfig, sources: Mapping[str, str]) -> list
 
 def needs_data_sources(config: RewardConfig) -> bool:
     """Return True when ``check_data_sources`` can find problems in this configuration."""
-    judged = config.judge is not None and bool(config.judge.data_sources)
+    judged = any(judge.data_sources for judge in config.judges.values())
     return judged or any(
         term.data_sources or (term.name == "by_data_source" and term.path is None) for term in config.terms
     )

@@ -43,7 +43,7 @@ def check_manager(term: RewardTerm) -> None:
 
 def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewardFn:
     """Construct the manager with those of verl's arguments that it takes: tokenizer, num_examine=0, compute_score, reward_fn_key,
-    config, and the term's options.
+    config, and the term's options. ``compute_score`` is None where the term or the manager's file asks for its own.
 
     Raises: ConfigError, with the user's own file and line; any error of the class.
     """
@@ -53,11 +53,12 @@ def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewa
         raise ConfigError(Problem("a reward manager needs a run's tokenizer, and this command loads none"))
     verl_modules.provide()
     made = _find(term.path, term.name)
+    own_score = term.scores_with is None and (term.own_score or _names_old_default(made))
     config = {"reward_model": {"reward_kwargs": term.options}, "data": {"reward_fn_key": "data_source"}}
     offered = {
         "tokenizer": tokenizer(),
         "num_examine": 0,
-        "compute_score": _compute_score(term),
+        "compute_score": None if own_score and _has_own_score(made) else _compute_score(term),
         "reward_fn_key": "data_source",
         "config": config,
         "reward_router_address": None,
@@ -151,12 +152,44 @@ def _find(path: str, name: str) -> type:
 def _compute_score(term: RewardTerm) -> Any:
     """Return the function that a manager calls as ``compute_score``."""
     if term.scores_with is None:
-        return importlib.import_module("verl.utils.reward_score").default_compute_score
+        return _one_or_many(importlib.import_module("verl.utils.reward_score").default_compute_score)
     path, name = _split(term.scores_with)
     load_function(path, name, term.scores_with_options)  # raises for one that cannot be called
     function = getattr(import_path(path), name)
     options = dict(term.scores_with_options)
     return lambda *positional, **named: function(*positional, **{**named, **options})
+
+
+def _one_or_many(score: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that a manager of batches can call too, with lists: each response is then scored by itself."""
+
+    def compute_score(*positional: Any, **named: Any) -> Any:
+        if "solution_strs" not in named:
+            return score(*positional, **named)
+        texts, extra = named["solution_strs"], named.get("extra_infos")
+        rows = zip(
+            named["data_sources"],
+            texts,
+            named["ground_truths"],
+            [None] * len(texts) if extra is None else extra,
+            strict=True,
+        )
+        return [
+            score(data_source=source, solution_str=text, ground_truth=truth, extra_info=info)
+            for source, text, truth, info in rows
+        ]
+
+    return compute_score
+
+
+def _names_old_default(made: type) -> bool:
+    """Find ``_default_compute_score``, the default's name up to verl 0.3, beside the constructor: it was written for these."""
+    return "_default_compute_score" in getattr(made.__init__, "__globals__", {})  # type: ignore[misc]
+
+
+def _has_own_score(made: type) -> bool:
+    found = inspect.signature(made).parameters.get("compute_score")
+    return found is not None and found.default is None
 
 
 def _split(where: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from posttrain.config.reward import RewardConfig
 from posttrain.config.reward_placement import runs_here
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.libraries.cores import available_cores
+from posttrain.processes import wire
 from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT, Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
@@ -184,7 +185,7 @@ class ScorerInWorkers:
         self._pool.close()
 
     def _ask(self, group: TrajectoryGroup) -> list[Future[Reply]]:
-        prompt = plain_prompt(group.prompt)
+        prompt = _written(group.prompt)
         return [
             self._pool.submit(_call(prompt, text), seed=_seed(trajectory.sample_id))
             for trajectory, text in zip(group.trajectories, self._read(group), strict=True)
@@ -238,7 +239,7 @@ class ScorerInWorkers:
         prompt, found = group.prompt, []
         again = {
             number: self._pool.submit(
-                _call(plain_prompt(prompt), text, plain_answer=True), seed=_seed(trajectory.sample_id)
+                _call(_written(prompt), text, plain_answer=True), seed=_seed(trajectory.sample_id)
             )
             for number, (trajectory, text, reply) in enumerate(
                 zip(group.trajectories, self._read(group), asked, strict=True)
@@ -283,7 +284,17 @@ class ScorerInWorkers:
         return dict.fromkeys(counting, failed)
 
 
-def _call(prompt: Mapping[str, Any], text: ResponseText, *, plain_answer: bool = False) -> dict[str, Any]:
+def _written(prompt: Prompt) -> str | dict[str, Any]:
+    """Write a prompt once for all of its responses. One that cannot be written is returned in plain values: each call that is
+    submitted with it fails for that reason."""
+    values = plain_prompt(prompt)
+    try:
+        return wire.to_text(values)
+    except (TypeError, ValueError, RecursionError):
+        return values
+
+
+def _call(prompt: str | Mapping[str, Any], text: ResponseText, *, plain_answer: bool = False) -> dict[str, Any]:
     return {"prompt": prompt, "response": text.response, "sequence": text.sequence, "plain_answer": plain_answer}
 
 

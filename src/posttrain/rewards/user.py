@@ -21,6 +21,8 @@ from posttrain.user_files import bound_names, import_path, last_line, parse_file
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 # Values that a function with other parameter names gets by position, by how many of them it needs.
 POSITIONAL = {2: ("solution_str", "ground_truth"), 4: KEYWORDS}
+# Names of a first parameter that wants something else than the response, which it would get by position.
+PROMPTS = ("prompt", "prompts", "question", "query", "problem", "instruction")
 # Keyword arguments of a batched function.
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
@@ -124,7 +126,12 @@ def _passed(
     more = {option: value for option, value in options.items() if option not in KEYWORDS}
     # A parameter with one of the four names shows that the function means keywords, and that another name is wrong.
     by_name = takes_any or any(word in parameters for word in KEYWORDS)
+    ways: list[tuple[tuple[str, ...], tuple[str, ...]]]
     ways = [((), named)] if by_name else [(words, ()) for words in reversed(POSITIONAL.values())]
+    if by_name and _takes_two(signature):
+        ways.append((POSITIONAL[2], ()))
+    if not by_name:
+        _check_two(signature, path, name, more)
     failure: TypeError | None = None
     for positional, keywords in ways:
         try:
@@ -137,6 +144,22 @@ def _passed(
     what = f"{name}{signature} in {path} cannot be called with the keywords {called}: {failure}"
     fix = "take some of these names, or **kwargs, or two or four parameters of other names; the term's options add to them"
     raise ConfigError(Problem(what, fix=fix))
+
+
+def _check_two(signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for a function of two that wants a prompt first, and would score it as the response."""
+    needed = [word for word, each in signature.parameters.items() if each.default is each.empty and word not in options]
+    if len(needed) == 2 and needed[0] in PROMPTS:
+        what = f"{name}{signature} in {path} would get the response as {needed[0]}, and the reference answer as {needed[1]}"
+        fix = "name its parameters solution_str (the response) and ground_truth (the reference answer), as far as it needs them"
+        raise ConfigError(Problem(what, fix=fix))
+
+
+def _takes_two(signature: inspect.Signature) -> bool:
+    """Return True for a response under another name, then ground_truth, and nothing else without a default: the form of verl's
+    own scorers, such as math_verify."""
+    needed = [name for name, each in signature.parameters.items() if each.default is each.empty]
+    return len(needed) == 2 and needed[0] not in KEYWORDS and needed[1] == "ground_truth"
 
 
 def _score(

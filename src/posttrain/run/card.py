@@ -34,7 +34,7 @@ def write_card(folder: Path, run_folder: Path | None, *, name: str) -> Path:
 def card_text(name: str, run: RecordedRun | None, *, pictured: bool = False) -> str:
     """Write the card: front matter, the model it began from, data, rewards, results, the command, and how to load it."""
     # A base that is a folder of the trainer's machine is named without its path
-    base = run.model if run else ""
+    base = run.model.partition("@")[0] if run else ""
     is_id = base.count("/") == 1 and not base.startswith(("/", ".", "~"))
     front = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [posttrain, reinforcement-learning]"]
     front += [f"base_model: {base}"] if is_id else []

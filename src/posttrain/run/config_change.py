@@ -4,6 +4,7 @@ it another run."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ HARMLESS = (
     "rollout.max_prefill_tokens",
     "rollout.tensor_parallel",
 )
+_OF_A_JUDGE = re.compile(r"^reward\.more_judges\.[^.]+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class Change:
 
     @property
     def harmless(self) -> bool:
-        return self.field in HARMLESS or self.field.startswith(tuple(name for name in HARMLESS if name.endswith(".")))
+        field = _OF_A_JUDGE.sub("reward.judge.", self.field)
+        return field in HARMLESS or field.startswith(tuple(name for name in HARMLESS if name.endswith(".")))
 
     def __str__(self) -> str:
         return f"{self.field} {self.before} -> {self.now}"

@@ -16,7 +16,16 @@ from posttrain.libraries.disk_errors import naming
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup
 from posttrain.run.durable import write_durably
 from posttrain.run.samples import as_json
-from posttrain.steps.validate import answer_of, by_source, prompt_metrics, source_metrics
+from posttrain.steps.validate import (
+    PASS_SCORE,
+    answer_of,
+    by_source,
+    episode_metrics,
+    prompt_metrics,
+    report_success,
+    source_metrics,
+    success_metrics,
+)
 
 RESULTS = "results.json"
 SAMPLES = "dumped_evals"
@@ -29,6 +38,8 @@ FAMILIES = (  # the order in which metrics are shown; the invalid ones come last
     "reward_best",
     "reward_worst",
     "reward_std",
+    "length_mean",
+    "turns_mean",
 )
 
 
@@ -43,12 +54,16 @@ class SourceResult:
     intervals: Mapping[str, tuple[float, float]]  # of those metrics that are means over prompts
     invalid: Mapping[str, int]  # responses without a score, by reason
     majority: str  # why there is, or is no, majority vote
+    right: str = ""  # of played episodes: when one counts as right
 
 
 def source_results(
-    scored: Sequence[ScoredGroup], *, pass_score: float, draws: int, confidence: float, seed: int
+    scored: Sequence[ScoredGroup], *, pass_score: float | None, draws: int, confidence: float, seed: int
 ) -> list[SourceResult]:
-    """A result per data source, by name, and where there are several one of all together."""
+    """A result per data source, by name, and where there are several one of all together.
+
+    Args: pass_score, the least score of a right response; None: 1, and where all episodes of a source report ``success``, that.
+    """
     parts = by_source(scored)
     if len(parts) > 1:
         parts[ALL] = list(scored)
@@ -59,9 +74,15 @@ def source_results(
 
 
 def _result(
-    source: str, groups: Sequence[ScoredGroup], *, pass_score: float, draws: int, confidence: float, seed: int
+    source: str, groups: Sequence[ScoredGroup], *, pass_score: float | None, draws: int, confidence: float, seed: int
 ) -> SourceResult:
-    per_prompt = [prompt_metrics(group.outcomes, pass_score) for group in groups]
+    by_success = pass_score is None and report_success(groups)
+    least = PASS_SCORE if pass_score is None else pass_score
+    per_prompt = [
+        prompt_metrics(group.outcomes, least) | (success_metrics(group) if by_success else {}) | episode_metrics(group)
+        for group in groups
+    ]
+    played = any(trajectory.token_ids for group in groups for trajectory in group.group.trajectories)
     if all(len(group.outcomes) == 1 for group in groups):  # the mean of all rewards is then one over prompts
         for group, found in zip(groups, per_prompt, strict=True):
             if isinstance(group.outcomes[0], Reward):
@@ -76,6 +97,7 @@ def _result(
         intervals=bootstrap_intervals(per_prompt, draws=draws, confidence=confidence, seed=seed),
         invalid=Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Invalid)),
         majority=_majority(groups),
+        right="the environment reports success" if by_success else f"a reward of at least {least:g}" if played else "",
     )
 
 
@@ -110,6 +132,7 @@ def results_json(name: str, files: Sequence[str], results: Sequence[SourceResult
             },
             "invalid": dict(result.invalid),
             "majority": result.majority,
+            **({"right": result.right} if result.right else {}),
         }
         for result in results
     }
@@ -145,7 +168,8 @@ def _sample(group: ScoredGroup, number: int) -> dict[str, Any]:
         "input_prompt": prompt.text,
         "output_response": trajectory.text,
         "score": outcome.value if isinstance(outcome, Reward) else None,
-        "stop_reason": None,  # a file of responses does not say
+        # A file of responses does not say
+        "stop_reason": (trajectory.env_stop or str(trajectory.stop_reason)) if trajectory.token_ids else None,
         "env_class": None,
         "env_extras": {"ground_truth": as_json(prompt.ground_truth), "extra_info": as_json(dict(prompt.extra_info))},
         "data_source": prompt.data_source,
@@ -153,6 +177,11 @@ def _sample(group: ScoredGroup, number: int) -> dict[str, Any]:
         "answer": answer_of(outcome),
         "score_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
         "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
+        **(
+            {"turns": trajectory.turn_count, "environment": dict(trajectory.env_metrics)}
+            if trajectory.turn_texts
+            else {}
+        ),
     }
 
 

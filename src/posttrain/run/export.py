@@ -20,7 +20,7 @@ from posttrain.libraries.folders import make_folder
 from posttrain.models.chunks import WEIGHT_CHUNKS, ChunkedTensors
 from posttrain.models.loading import auto_class, first_line, load_model_config
 from posttrain.models.lora import CONFIG as ADAPTER
-from posttrain.models.lora import merge_saved_adapter
+from posttrain.models.merging import merge_saved_adapter
 from posttrain.models.precision import convert_weights
 from posttrain.models.saving import save_model
 from posttrain.models.shards import has_shards, merge_shards

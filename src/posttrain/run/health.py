@@ -72,8 +72,8 @@ RATE = "a learning rate that is too high"
 
 WATCHED = (
     Watched("gap/mean", _above(3, 0.1, always=0.5), "sampler and trainer disagree",
-            "the sampler has other weights than the trainer, another temperature or another precision; a prompt template that "
-            "differs between the two"),
+            "rollout.top_k, top_p or min_p, whose cuts only the sampler's log-probs have; the sampler has other weights than the "
+            "trainer, another temperature or another precision; a prompt template that differs between the two"),
     Watched(REWARD, _fallen(0.5, 3), "the reward has fallen",
             f"{RATE}, an update from a broken batch, a reward or a grader that fails since then"),
     Watched("policy/entropy", _below(0.2, always=0.01), "the policy has stopped exploring",

@@ -29,11 +29,22 @@ class Parts:
     A part is there whole or not at all. The request, which everything in the result depends on, is kept beside the parts: they
     are never put together with those of another.
 
-    Args: ``request`` plain values; ``rows`` in all, ``rows_per_part`` of them together; ``column`` with the responses.
+    Args: ``request`` plain values; ``rows`` in all, ``rows_per_part`` of them together; ``column`` with the responses;
+        ``option``, the setting or option that names the file.
     """
 
-    def __init__(self, out: Path, request: Mapping[str, Any], *, column: str, rows: int, rows_per_part: int):
+    def __init__(
+        self,
+        out: Path,
+        request: Mapping[str, Any],
+        *,
+        column: str,
+        rows: int,
+        rows_per_part: int,
+        option: str = "output.file",
+    ):
         self.out = out
+        self._option = option
         self.folder = parts_folder(out)
         self._request = request
         self._column = column
@@ -43,6 +54,11 @@ class Parts:
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    @property
+    def _field(self) -> str:
+        """The setting that names the file; "" for an option of the command line."""
+        return "" if self._option.startswith("-") else self._option
 
     def rows_of(self, part: int) -> range:
         start = self._starts[part]
@@ -59,9 +75,9 @@ class Parts:
         with suppress(OSError, pa.ArrowException):
             if (pq.read_schema(self.out).metadata or {}).get(MADE_FROM) == self._hash():
                 return True
-        fix = "name another output.file, or add --overwrite"
+        fix = f"name another {self._option}, or add --overwrite"
         raise ConfigError(
-            Problem(f"{self.out} is there already, and not made by this request", fix=fix, field="output.file")
+            Problem(f"{self.out} is there already, and not made by this request", fix=fix, field=self._field)
         )
 
     def check(self) -> None:
@@ -71,7 +87,7 @@ class Parts:
             return
         before, now = flat(saved), flat(self._request)
         different = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
-        fix = "set it back, name another output.file, or begin again with --overwrite"
+        fix = f"set it back, name another {self._option}, or begin again with --overwrite"
         raise ConfigError([self._changed(name, before.get(name), now.get(name), fix) for name in different])
 
     def _changed(self, name: str, before: Any, now: Any, fix: str) -> Problem:
@@ -105,10 +121,14 @@ class Parts:
         table = pa.table({"row": pa.array(rows, pa.int64()), self._column: pa.array(list(responses), TEXTS)})
         replace_durably(self._file(part), partial(pq.write_table, table))
 
+    def responses(self) -> pa.ChunkedArray:
+        """The responses of all parts that are done, in order."""
+        found = [self._read(part) for part in range(len(self))]
+        return pa.chunked_array([column for column in found if column is not None], TEXTS)
+
     def finish(self, table: pa.Table) -> None:
         """Write the result, ``table`` with the column of responses, and remove the parts. All must be done."""
-        found = [self._read(part) for part in range(len(self))]
-        responses = pa.chunked_array([column for column in found if column is not None], TEXTS)
+        responses = self.responses()
         assert len(responses) == table.num_rows, "a part is missing"
         table = table.append_column(self._column, responses).combine_chunks()
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), MADE_FROM: self._hash()})

@@ -22,6 +22,7 @@ from posttrain.config.roles import needs_values
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
 from posttrain.libraries.remote import is_url
+from posttrain.plan.hub import portable_config
 from posttrain.run.checkpoint_folders import is_used, steps_in
 from posttrain.run.config_change import Change, changes, flat
 from posttrain.run.durable import write_durably
@@ -40,7 +41,7 @@ class RunFolder:
 
     def __init__(self, config: TrainingConfig):
         self.path = Path(config.folder)
-        self._config = config
+        self._config = portable_config(config)
         self._about: dict[str, Any] = {}
         self._id: str | None = None
         self._starts_over = False

@@ -73,13 +73,14 @@ def _sample(
     step: int, group: ScoredGroup, number: int, advantage: float | None, images: SampleImages
 ) -> dict[str, object]:
     prompt, trajectory, outcome = group.group.prompt, group.group.trajectories[number], group.outcomes[number]
+    shown = prompt.images or trajectory.images
     return {
         "step": step,
         "sample_id": trajectory.sample_id,
         "prompt_id": prompt.prompt_id,
         "data_source": prompt.data_source,
         "prompt": trajectory.samples[0].prompt_text or prompt.text,
-        **({"images": images.of(prompt.images)} if prompt.images else {}),
+        **({"images": images.of(shown)} if shown else {}),
         "response": trajectory.text,
         "ground_truth": as_json(prompt.ground_truth),
         "reward": outcome.value if isinstance(outcome, Reward) else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from posttrain.config.judge import JUDGE
 from posttrain.interfaces.reward import RewardModel
 from posttrain.records.plans import JudgePlan
 from posttrain.records.trajectories import Invalid, Outcome, Reward, StopReason, Trajectory, TrajectoryGroup
@@ -14,7 +15,6 @@ from posttrain.rewards.sources import NO_REWARD
 NOT_SAMPLED = "not_sampled"  # the reason of a response that the sampler failed to give
 ENVIRONMENT = "environment"  # name of the environment's reward among the terms
 MODEL = "model"  # name of the reward model's score among the terms
-JUDGE = "judge"  # name of the judge's verdict among the terms
 
 
 def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
@@ -27,9 +27,13 @@ def with_model(terms: Outcome, model: Outcome, weight: float) -> Outcome:
 
 
 def judged(
-    groups: Sequence[TrajectoryGroup], outcomes: Sequence[tuple[Outcome, ...]], judge: RewardModel, plan: JudgePlan
+    groups: Sequence[TrajectoryGroup],
+    outcomes: Sequence[tuple[Outcome, ...]],
+    judge: RewardModel,
+    plan: JudgePlan,
+    name: str = JUDGE,
 ) -> list[tuple[Outcome, ...]]:
-    """Outcomes with the judge's verdict on responses to prompts of its data sources."""
+    """Outcomes with a judge's verdict, under its name, on responses to prompts of its data sources."""
     found = [list(each) for each in outcomes]
     asked = [
         number
@@ -39,12 +43,13 @@ def judged(
     verdicts = judge.score([groups[number] for number in asked])
     for number, of_group in zip(asked, verdicts, strict=True):
         found[number] = [
-            with_judge(terms, verdict, plan.weight) for terms, verdict in zip(outcomes[number], of_group, strict=True)
+            with_judge(terms, verdict, plan.weight, name)
+            for terms, verdict in zip(outcomes[number], of_group, strict=True)
         ]
     return [tuple(each) for each in found]
 
 
-def with_judge(terms: Outcome, verdict: Outcome, weight: float) -> Outcome:
+def with_judge(terms: Outcome, verdict: Outcome, weight: float, name: str = JUDGE) -> Outcome:
     """The terms' sum + weight x the verdict, which is kept under its name; the verdict alone where no term counts."""
     if isinstance(terms, Invalid):
         if terms.reason != NO_REWARD:
@@ -52,7 +57,7 @@ def with_judge(terms: Outcome, verdict: Outcome, weight: float) -> Outcome:
         terms = Reward(0.0)
     if isinstance(verdict, Invalid):
         return verdict
-    total = _with_term(terms, weight * verdict.value, JUDGE, verdict.value)
+    total = _with_term(terms, weight * verdict.value, name, verdict.value)
     return replace(total, texts=(*total.texts, *verdict.texts)) if isinstance(total, Reward) else total
 
 

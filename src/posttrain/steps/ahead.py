@@ -107,7 +107,7 @@ class Ahead:
                 for serial, prompt_id in again.admitted:
                     groups.admit_again(serial, prompt_id, number)
             while flying.busy if again else self.ledger.choice() is None:
-                while not again and groups.may_admit:
+                while not again and groups.may_admit(stream.slots):
                     groups.admit()
                 if not again:
                     groups.prepare()

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posttrain.records.batches import ScoredBatch, SequenceBatch
-from posttrain.records.samples import SampleRow, sample_rows
+from posttrain.records.batches import ScoredBatch
+from posttrain.records.samples import sample_rows
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup
-from posttrain.steps.recorded_experts import recorded_experts
+from posttrain.steps.padding import pad
 from posttrain.steps.recorded_versions import token_versions
 from posttrain.steps.response_weights import response_weights, sampled_lengths
 from posttrain.steps.turns import state_index, turn_rewards
@@ -60,33 +60,6 @@ def assemble(
         turn_rewards=turn_rewards(rows, width=sequences.response_mask.shape[1]),
         part_index=torch.tensor([parts[groups[row.group].group.prompt.data_source] for row in rows]) if parts else None,
         extras={} if states is None else {"state_index": states},
-    )
-
-
-def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBatch:
-    """Token ids exactly as they were sampled, and 0 where a row has none. Args: sources, the data source of each row."""
-    prompt_width = max(len(row.prompt) for row in rows)
-    response_width = max(len(row.sample.token_ids) for row in rows)
-    tokens = torch.zeros(len(rows), prompt_width + response_width, dtype=torch.int64)
-    mask = torch.zeros(len(rows), response_width, dtype=torch.bool)
-    logprobs = torch.zeros(len(rows), response_width)
-    for index, row in enumerate(rows):
-        response = len(row.sample.token_ids)
-        tokens[index, prompt_width - len(row.prompt) : prompt_width] = torch.tensor(row.prompt)
-        tokens[index, prompt_width : prompt_width + response] = torch.tensor(row.sample.token_ids)
-        mask[index, :response] = torch.tensor(row.sample.sampled_mask)
-        logprobs[index, :response] = torch.tensor(row.sample.logprobs)
-    return SequenceBatch(
-        tokens=tokens,
-        experts=recorded_experts(rows, prompt_width, response_width),
-        prompt_lengths=torch.tensor([len(row.prompt) for row in rows]),
-        response_mask=mask,
-        rollout_logprobs=logprobs,
-        group_index=torch.tensor([row.group for row in rows]),
-        trajectory_index=torch.tensor([row.trajectory for row in rows]),
-        sample_ids=tuple(row.sample.sample_id for row in rows),
-        data_sources=sources,
-        images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
     )
 
 

@@ -50,6 +50,7 @@ class Conversations:
     writer: TurnWriter
     rules: EpisodeRules
     lines: dict[int, Episode] = field(default_factory=dict)  # that with the newest turn comes last
+    untrained: set[int] = field(default_factory=set)  # conversations of other players
     # By the environment's names of turns: the newest of each conversation.
     asked: dict[str, _AskedTurn] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)  # those among them that have no answer
@@ -72,7 +73,7 @@ class Conversations:
         withdrawn = self.drop_pending()
         self.env_stop = event.stop
         self.metrics |= event.metrics
-        if self.lines and (turns := [*self.lines.values()][-1].turns):
+        if (trained := self._trained()) and (turns := trained[-1].turns):
             turns[-1] = replace(turns[-1], reward=event.reward)
         return Taken(over=True, withdrawn=withdrawn)
 
@@ -104,6 +105,8 @@ class Conversations:
             return None
         request = replace(request, sample_id=self._name(request), conversation=f"{self.sample_id}/{asked.line}")
         self.lines[asked.line] = line
+        if not asked.trained:
+            self.untrained.add(asked.line)
         self.names.add(request.sample_id)
         self.asked = {turn: each for turn, each in self.asked.items() if each.line != asked.line}
         self.asked[asked.turn] = _AskedTurn(asked.line, request, before)
@@ -128,7 +131,7 @@ class Conversations:
         close_failure: str = "",
     ) -> Trajectory:
         """The samples of all conversations as one trajectory, the one with the newest turn last; as ``Episode.trajectory``."""
-        samples = [sample for line in self.lines.values() for sample in line.samples() if sample.turns]
+        samples = [sample for line in self._trained() for sample in line.samples() if sample.turns]
         named = [replace(sample, sample_id=f"{self.sample_id}#{place}") for place, sample in enumerate(samples)]
         return trajectory_of(
             named or Episode(self.prompt, self.sample_id, self.writer, self.rules).samples(),
@@ -139,6 +142,10 @@ class Conversations:
             lost=lost,
             close_failure=close_failure,
         )
+
+    def _trained(self) -> list[Episode]:
+        """The conversations that are trained, that with the newest turn last."""
+        return [line for number, line in self.lines.items() if number not in self.untrained]
 
     def _requested(self, line: Episode, asked: EnvAsk, *, first: bool) -> Request | None:
         if not first:

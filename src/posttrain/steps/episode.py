@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from posttrain.data.turns import assistant, content_of
-from posttrain.interfaces.env import EnvStart, EnvStep, Message, Tool
+from posttrain.data.tool_forms.written import assistant
+from posttrain.data.turns import content_of
+from posttrain.interfaces.env import TOO_LONG, EnvStart, EnvStep, Message, Tool
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, SampledTurn, TurnWriter
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
 
 HISTORY_CHANGED = "history_changed"  # reasons of episodes that are lost; the environment's own are the host's
-TOO_LONG = "prompt_too_long"
-TEMPLATE = "template"
 EMPTY = "empty_response"
+IMAGE_TOKEN = "image_token"
 
 
 class EpisodeLost(Exception):
@@ -49,6 +50,9 @@ class Episode:
     earlier: list[Trajectory] = field(default_factory=list)
     count: int = 0  # turns that were sampled, in all samples
     last: Trajectory | None = None  # what the sampler gave in the turn that waits for an answer
+    shown: PromptImages | None = None  # images that the newest request holds
+    read: PromptImages | None = None  # those that the newest turn has read
+    first_images: int = 0  # of the present sample's prompt
     stop_reason: StopReason = StopReason.EOS
     env_stop: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -73,7 +77,10 @@ class Episode:
             raise EpisodeLost(response.failure_reason, response.failure)
         if not response.token_ids:
             raise EpisodeLost(EMPTY, "the sampler gave no token")
+        if self.shown and self.writer.holds_image_token(response.token_ids):
+            raise EpisodeLost(IMAGE_TOKEN, "the model wrote a token that stands for an image")
         self.last = response
+        self.read = self.shown
         self.count += 1
         self.stop_reason = response.stop_reason
         start = len(self.ids)
@@ -192,9 +199,12 @@ class Episode:
             room = min(room, self.rules.max_trajectory_tokens - self.used - self.used_elsewhere)
         if len(context) > self.rules.max_context_tokens or room <= 0:
             return None
+        self.shown = self.writer.images_of(self.messages)
+        if not self.turns:
+            self.first_images = len(self.shown.files) if self.shown else 0
         # Its random numbers are its own
         name = f"{self.sample_id}@{self.count}" if self.count else self.sample_id
-        return Request(name, context, room, conversation=self.sample_id)
+        return Request(name, context, room, images=self.shown, conversation=self.sample_id)
 
     def _may_change(self, what: str) -> None:
         if self.rules.changed_history == "refuse":
@@ -221,6 +231,7 @@ class Episode:
             prompt_text="" if rows_own else self.writer.text_of(self.prompt_ids),
             version_spans=version_spans(self.turns),
             turns=tuple(self.turns),
+            images=replace(self.read, in_prompt=self.first_images) if self.read and self.turns else None,
         )
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.errors import DataError, RunStopped
-from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
+from posttrain.interfaces.env import TEMPLATE, EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn, TokenHost
 from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 from posttrain.steps.conversations import Conversations
-from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
+from posttrain.steps.episode import Episode, EpisodeLost
 from posttrain.steps.in_flight import PASS_S, Cut, Place, limited, place_of, unfinished_of
 from posttrain.steps.play import seed_of
 
@@ -52,6 +52,10 @@ class Episodes:
     @property
     def samples(self) -> bool:
         return bool(self._new or self._submitted)
+
+    @property
+    def requests(self) -> int:
+        return len(self._turns)
 
     def _rests(self, place: Place) -> bool:
         """Tell whether an episode is at its limit: in that turn, with so many tokens, or none yet."""
@@ -97,19 +101,22 @@ class Episodes:
         at_once = self._submitted or self._new or self._released
         events = [*self._released, *self._worlds.host.wait(0.0 if at_once else PASS_S)]
         self._released = []
-        for name, event in events:
-            self.on_answer()
-            if (early := self._early.get(place_of(name))) is not None:
-                early.append(event)
-            else:
-                ended += self._answered(place_of(name), event, stream)
+        while events:
+            for name, event in events:
+                self.on_answer()
+                if (early := self._early.get(place_of(name))) is not None:
+                    early.append(event)
+                else:
+                    ended += self._answered(place_of(name), event, stream)
+            events = self._worlds.host.wait(0.0)  # of environments that have closed meanwhile
         keeps = self._keeps_cache
         allowed = {name: limited(self._turns[name], self._limit(name), pauses=keeps) for name in self._new}
         turns = {name: request for name, request in allowed.items() if request}
         stream.submit(list(turns.values()))
         self._submitted |= set(turns)
         self._new = []
-        if self._submitted:
+        # An episode that has ended is returned before the next pass: how many fit into TURN_S depends on the machine.
+        if self._submitted and not ended:
             for response in stream.wait(TURN_S):
                 name = response.sample_id
                 if name in self._turns and self._limit(name) is not None:
@@ -239,6 +246,8 @@ class Episodes:
         try:
             if isinstance(episode, Conversations):
                 said = episode.sampled(request.draw_name, response)
+                if isinstance(self._worlds.host, TokenHost):
+                    self._worlds.host.sampled(str(place), said.turn, response)
                 self._worlds.host.answer(
                     str(place),
                     said.turn,
@@ -256,7 +265,7 @@ class Episodes:
     def _lose(self, place: Place, lost: EpisodeLost, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         self._drop_pending(place, stream)
         trajectory = self._episodes[place].trajectory(lost=lost)
-        self._worlds.host.drop(str(place))
+        self._worlds.host.drop(str(place), EnvFailed(*lost.args))
         return self._end(place, trajectory)
 
     def _drop_pending(self, place: Place, stream: RequestStream) -> None:

@@ -54,8 +54,8 @@ def add_greedy_rewards(
             scorer,
             reward_model=roles.reward_model,
             model_weight=plan.reward.model_weight,
-            judge=roles.judge,
-            judging=plan.reward.judge,
+            judges=roles.judges,
+            judging=plan.reward.judges,
         )
     rewards = {
         prompt_id: outcome.value if isinstance(outcome, Reward) else float("nan")

@@ -156,7 +156,15 @@ class Fleet:
         return bool(self._posts) and not self._ended and all(self._may_rest(post) for post in self._posts)
 
     def served(self, version: int, content_hash: str) -> None:
-        """All members of the crew have echoed these weights; new ones take their posts."""
+        """All members of the crew have echoed these weights; new ones take their posts.
+
+        Raises: RunStopped when the crew has fewer than the run that is replayed had.
+        """
+        if self._again and not self._joined and len(self._crew.members()) < self._again.most:
+            raise RunStopped(
+                f"the run that is replayed had {self._again.most} samplers at a time, and this one has "
+                f"{len(self._crew.members())}: its orders name each of them; give it as many devices or servers"
+            )
         here = {post.member for post in self._posts}
         for member in self._crew.members():
             if member in here or member.trouble:

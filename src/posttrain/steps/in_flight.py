@@ -49,6 +49,11 @@ class InFlight(Protocol):
         """True while the sampler has a request: otherwise only environments are at work."""
         ...
 
+    @property
+    def requests(self) -> int:
+        """Requests that the sampler has, or gets with the next poll."""
+        ...
+
     def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a sample; ``sampling.seed`` and the sample's name decide its random numbers."""
         ...
@@ -103,6 +108,10 @@ class Responses:
     @property
     def samples(self) -> bool:
         return self.busy
+
+    @property
+    def requests(self) -> int:
+        return len(self._requests)
 
     def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
         self._requests[place] = Request(

@@ -225,6 +225,8 @@ def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask:
         return {}
     rows = slice(len(trainer_logprobs))
     gap = (rollout_logprobs[rows] - trainer_logprobs)[mask[rows]].abs()
+    if not len(gap):  # every episode has failed before its first token
+        return {}
     return {
         "gap/mean": gap.mean().item(),
         "gap/max": gap.max().item(),

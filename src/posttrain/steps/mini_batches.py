@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from posttrain.algos.chosen_tokens import chosen_tokens
 from posttrain.algos.high_entropy import high_entropy_tokens
 from posttrain.algos.proximal import proximal_share
+from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import CriticUpdatePlan, OneUpdate, UpdatePlan
+from posttrain.records.plans import CriticUpdatePlan, LossPlan, OneUpdate, UpdatePlan
 
 
 def rows_per_update(
@@ -45,6 +47,15 @@ def with_high_entropy(mini_batch: TrainBatch, share: float | None) -> TrainBatch
     entropies = mini_batch.logprobs.entropies
     assert entropies is not None, "tokens are chosen by the entropies of the step"
     return replace(mini_batch, high_entropy=high_entropy_tokens(entropies, mini_batch.loss_mask, share=share))
+
+
+def with_choice(mini_batch: TrainBatch, policy: TrainEngine, plan: LossPlan) -> TrainBatch:
+    """The mini-batch with the tokens that the loss chooses over all of it, by the policy as it is now; unchanged where the loss
+    sees all of them at once."""
+    if not plan.chooses_before or not bool(mini_batch.loss_mask.any()):
+        return mini_batch
+    logprobs = policy.logprobs(mini_batch.sequences, plan.temperature)
+    return replace(mini_batch, chosen=chosen_tokens(logprobs, mini_batch, plan))
 
 
 def with_proximal_share(mini_batch: TrainBatch, *, proximal: int, policy: int) -> TrainBatch:

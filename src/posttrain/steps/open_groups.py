@@ -146,11 +146,10 @@ class OpenGroups:
                 preparing.admit(Place(entry.serial, number))
         return entry
 
-    @property
-    def may_admit(self) -> bool:
-        """True with room for a group, unless its environments were started before and are not ready: it would grow stale while
-        only they are at work."""
-        if not self.ledger.room():
+    def may_admit(self, slots: int) -> bool:
+        """Tell whether a group is admitted now: with room for it, when the step under way needs it or one of the sampler's
+        ``slots`` is free, and its environments are ready where they were started before. It would grow stale while it waits."""
+        if not self.ledger.room() or not (self.ledger.lacks or self.flying.requests < slots):
             return False
         if self._preparing is None or not self._prepared:
             return True

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.errors import DataError
-from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn
+from posttrain.interfaces.env import TEMPLATE, EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn, TokenHost
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, TurnSampler
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.conversations import Conversations
-from posttrain.steps.episode import TEMPLATE, Episode, EpisodeLost
+from posttrain.steps.episode import Episode, EpisodeLost
 
 SAMPLE_S = 0.02  # of sampling, before environments are polled again
 WAIT_S = 0.5  # of waiting for environments while nothing is sampled, before the caller may leave
@@ -138,6 +138,8 @@ class _Playing:
         try:
             if isinstance(episode, Conversations):
                 said = episode.sampled(response.sample_id, response)
+                if isinstance(self._worlds.host, TokenHost):
+                    self._worlds.host.sampled(name, said.turn, response)
                 self._worlds.host.answer(
                     name, said.turn, said.action, cut=cut, prompt_tokens=said.prompt_tokens, response_tokens=tokens
                 )
@@ -161,7 +163,7 @@ class _Playing:
         """The environment has nothing to do with it, and is closed; what it says to that changes nothing any more."""
         self._drop_asked(name, stream)
         self._end(name, self._episodes[name].trajectory(lost=lost), stream)
-        self._worlds.host.drop(name)
+        self._worlds.host.drop(name, EnvFailed(*lost.args))
 
     def _drop_asked(self, name: str, stream: RequestStream) -> None:
         """Withdraw the turns of an episode that are still being sampled."""

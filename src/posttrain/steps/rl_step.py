@@ -88,9 +88,10 @@ def sample_groups(
     clock: PhaseClock,
     *,
     staleness_updates: int = 0,
+    collected_by: Callable[..., list[TrajectoryGroup]] | None = None,
 ) -> AnySelection:
-    """The groups of a step, sampled by the policy and scored: those of one batch of prompts, or with a filter that refills, of
-    as many as it takes (DAPO, arXiv:2503.14476, algorithm 1).
+    """The groups of a step, sampled by the policy (``collect``, or what stands in for it) and scored: those of one batch of
+    prompts, or with a filter that refills, of as many as it takes (DAPO, arXiv:2503.14476, algorithm 1).
 
     Raises: RunStopped when the filter's limit of batches is reached.
     """
@@ -99,7 +100,8 @@ def sample_groups(
         prompts, sampling = loader.next(selection.wanting), plan.sampling_of(selection.batches)
         with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
             # Scored while others are sampled
-            groups = collect(roles, prompts, sampling, clock.advance, scorer.begin, staleness_updates=staleness_updates)
+            sample = collected_by or collect
+            groups = sample(roles, prompts, sampling, clock.advance, scorer.begin, staleness_updates=staleness_updates)
         with clock.phase("reward"):
             selection.add(score_groups(groups, roles, scorer, plan))
     return selection
@@ -115,8 +117,8 @@ def score_groups(
         plan.max_invalid_share,
         reward_model=roles.reward_model,
         model_weight=plan.reward.model_weight,
-        judge=roles.judge,
-        judging=plan.reward.judge,
+        judges=roles.judges,
+        judging=plan.reward.judges,
     )
     return shape_outcomes(scored, plan.reward)
 

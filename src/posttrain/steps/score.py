@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
@@ -27,11 +27,11 @@ def score(
     *,
     reward_model: RewardModel | None = None,
     model_weight: float = 1.0,
-    judge: RewardModel | None = None,
-    judging: JudgePlan | None = None,
+    judges: Mapping[str, RewardModel] | None = None,
+    judging: Mapping[str, JudgePlan] | None = None,
 ) -> list[ScoredGroup]:
     """An outcome for every response: the sum of the reward terms, of model_weight x the reward model's score where there is one,
-    of the judge's weighted verdict where it counts, and of the environment's rewards where it gives some.
+    of the weighted verdict of each judge where it counts, and of the environment's rewards where it gives some.
 
     Raises: TooManyInvalid when more than ``max_invalid_share`` of the responses could not be scored, with examples: a broken
         reward function must not pass for a policy that learns nothing.
@@ -43,8 +43,8 @@ def score(
             tuple(with_model(*pair, model_weight) for pair in zip(*both, strict=True))
             for both in zip(outcomes, of_model, strict=True)
         ]
-    if judge:
-        outcomes = judged(groups, outcomes, judge, judging or JudgePlan())
+    for name, judge in (judges or {}).items():
+        outcomes = judged(groups, outcomes, judge, (judging or {}).get(name, JudgePlan()), name)
     scored = [
         ScoredGroup(group=group, outcomes=each).map_outcomes(with_environment)
         for group, each in zip(groups, outcomes, strict=True)

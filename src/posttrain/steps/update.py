@@ -12,7 +12,7 @@ from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, Valu
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import CriticUpdatePlan, OneUpdate, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
-from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_high_entropy, with_proximal_share
+from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_choice, with_high_entropy, with_proximal_share
 from posttrain.steps.updates import Updates
 
 OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
@@ -43,6 +43,7 @@ def update(
 
     def learn(mini_batch: TrainBatch, epoch: int) -> ForwardBackwardStats:
         chosen = with_high_entropy(mini_batch, plan.loss.high_entropy_share)
+        chosen = with_choice(chosen, policy, plan.loss)
         if interpolated:
             chosen = with_proximal_share(chosen, proximal=start, policy=policy.version)
         stats = policy.forward_backward(chosen, plan.loss, mini_batch.counts())

@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from posttrain.algos.validation import mean_over_prompts, pass_at, sample_statistics, subset_sizes
-from posttrain.records.trajectories import Invalid, Outcome, Reward, ScoredGroup
+from posttrain.records.trajectories import Invalid, Outcome, Reward, ScoredGroup, StopReason
 from posttrain.steps.measure import environment_means
 
 ACCURACY = "validation/accuracy"  # of all held-out questions together
 PASS_SCORE = 1.0  # a response with at least this reward is right
+SUCCESS = "success"  # metric of an episode: 1 when its task is done
 ANSWER = "pred"  # the text beside a score that says which answer was found; verl's name
 
 
@@ -77,6 +78,38 @@ def prompt_metrics(outcomes: Sequence[Outcome], pass_score: float = PASS_SCORE) 
         wanted = {name.removesuffix("/mean"): value for name, value in found.items()}
         metrics |= {f"reward_{name}": value for name, value in wanted.items() if "/" not in name}
     return metrics
+
+
+def episode_metrics(group: ScoredGroup) -> dict[str, float]:
+    """Means over the episodes of one prompt that have not failed: ``length_mean`` in sampled tokens, ``turns_mean``, and every
+    metric of the environment as ``environment/<name>``. Empty for responses that come from a file."""
+    whole = [each for each in group.group.trajectories if each.token_ids and each.stop_reason is not StopReason.FAILED]
+    if not whole:
+        return {}
+    metrics = {"length_mean": sum(each.sampled_tokens for each in whole) / len(whole)}
+    episodes = [each for each in whole if each.turn_texts]
+    if episodes:
+        metrics["turns_mean"] = sum(each.turn_count for each in episodes) / len(episodes)
+        metrics |= {f"environment/{name}": value for name, value in environment_means(episodes).items()}
+    return metrics
+
+
+def report_success(groups: Sequence[ScoredGroup]) -> bool:
+    """Return True when there are episodes, and each that has not failed reports the metric ``success``."""
+    whole = [each for group in groups for each in group.group.trajectories if each.stop_reason is not StopReason.FAILED]
+    return bool(whole) and all(SUCCESS in dict(each.env_metrics) for each in whole)
+
+
+def success_metrics(group: ScoredGroup) -> dict[str, float]:
+    """``accuracy`` and ``pass@k`` of one prompt's episodes, of which those are right that report success; a failed one is not."""
+    found = [
+        each.stop_reason is not StopReason.FAILED and dict(each.env_metrics).get(SUCCESS, 0.0) >= 1.0
+        for each in group.group.trajectories
+    ]
+    sizes = subset_sizes(len(found)) if len(found) > 1 else []
+    return {"accuracy": sum(found) / len(found)} | {
+        f"pass@{size}": pass_at(sum(found), len(found), size) for size in sizes
+    }
 
 
 def votes_of(rewards: Sequence[Reward]) -> list[str] | None:

@@ -6,12 +6,13 @@ import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
 
-from batches import advantages_of, scored_batch, sequence_batch, shaped_batch
+from batches import advantages_of, scored_batch, sequence_batch, shaped_batch, train_batch
 from posttrain.algos.objective import policy_objective
 from posttrain.cli.algorithms import SECTIONS, settings_rows
 from posttrain.config import RunConfig
@@ -21,9 +22,10 @@ from posttrain.descriptions import describe_object
 from posttrain.dialects.detect import read_config
 from posttrain.errors import RequestError
 from posttrain.plan.checks.train import check, warnings_of
-from posttrain.records.batches import ScoredBatch
+from posttrain.records.batches import ScoredBatch, TrainBatch
 from posttrain.records.plans import AdvantagePlan, LossPlan
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
+from posttrain.steps.mini_batches import with_choice
 
 OF_STEPS = ADVANTAGES.taking("trajectory_index")  # estimators whose rows are turns
 
@@ -169,13 +171,31 @@ def test_a_lone_sample_that_keeps_its_reward_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES.taking("mini_batch_tokens"))
-def test_losses_that_choose_in_the_mini_batch_need_it_in_one_piece(name: str) -> None:
-    sizes = {"data": {"train_files": ["x"], "prompts_per_step": 4}, "rollout": {"samples_per_prompt": 4}}
-    policy = {"sequences_per_micro_batch_per_device": 8}
-    (problem,) = check(config(loss={"name": name}, policy=policy, **sizes))
-    assert "a whole mini-batch, which is 16 sequences; micro-batches of 8" in problem.what
-    assert "policy.sequences_per_micro_batch_per_device=16" in problem.fix
-    assert check(config(loss={"name": name}, policy=policy | {"sequences_per_mini_batch": 8}, **sizes)) == []
+def test_a_choice_in_the_mini_batch_does_not_depend_on_its_pieces(name: str) -> None:
+    """The gradient of a mini-batch in one piece is the sum of those of its rows, whose tokens were chosen before over all of it
+    (``with_choice``, by the policy's log-probs at that moment)."""
+    policy = -torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
+    advantages = torch.tensor([[1.0], [-1.0], [2.0], [0.5]]).expand(4, 3)
+    sequences = batch().sequences
+    train = train_batch(sequences, advantages * sequences.response_mask, old=policy + 0.1)
+    bounds = {"covariance_low": -9.0, "covariance_high": 9.0} if name == "clip_cov" else {}
+    section = LossConfig(name=name, covariance_share=0.5, **bounds)
+    plan = LossPlan(name=name, parameters=section.settings, aggregation="token_mean", temperature=1.0)
+
+    def gradient(part: TrainBatch, rows: list[int]) -> torch.Tensor:
+        leaf = policy[rows].clone().requires_grad_()
+        loss, _ = policy_objective(leaf, torch.zeros(len(rows), 3), part, plan, train.counts())
+        return torch.autograd.grad(loss, leaf)[0]
+
+    whole = gradient(train, [0, 1, 2, 3])
+    engine = SimpleNamespace(logprobs=lambda sequences, temperature: policy)
+    assert with_choice(train, engine, plan) is train  # in one piece the loss chooses for itself
+    before = with_choice(train, engine, replace(plan, chooses_before=True))
+    assert before.chosen is not None and 0 < int(before.chosen.sum()) == int(0.5 * int(train.loss_mask.sum()))
+    pieces = torch.cat([gradient(before.rows([row]), [row]) for row in range(4)])
+    torch.testing.assert_close(pieces, whole)
+    with pytest.raises(RequestError, match="chooses tokens among those of the whole mini-batch"):
+        gradient(train.rows([0]), [0])
 
 
 def test_dro_without_its_weight_is_refused() -> None:
@@ -339,7 +359,7 @@ def test_what_the_document_says_of_a_choice_is_so() -> None:
     described = {name for name in evidence if not name.startswith("`reward.")}
     for section, registry in SECTIONS.items():
         documented = [name for name in registry.names() if f"`{name}`" in described]
-        assert len(documented) >= {"advantage": 17, "loss": 15}[section]
+        assert len(documented) >= {"advantage": 17, "loss": 15, "method": 5, "distillation.divergence": 7}[section]
         rows = [row for name in documented for row in settings_rows(section, name)]
         cells = [(line, *(cell.strip() for cell in line.split(" | "))) for line in lines]
         of_settings = [

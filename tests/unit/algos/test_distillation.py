@@ -164,9 +164,9 @@ def test_more_than_the_vocabulary_is_refused() -> None:
 def test_fused_values_and_gradients_are_those_of_plain_autograd(
     name: str, form: str, top_k: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        fused_divergence, "BLOCK_VALUES", 22
-    )  # two rows of 11 logits: four blocks, the last one smaller
+    # Blocks of three rows of 11 logits in parts of two: the last ones are smaller.
+    monkeypatch.setattr(fused_divergence, "BLOCK_VALUES", 33)
+    monkeypatch.setattr(fused_divergence, "PART_VALUES_CPU", 22)
     options = {"softcap": 2.0, "scale": 0.5} if form == "softcap" else {}
     hidden, weight, bias = (
         draw(7, 4).requires_grad_(),
@@ -232,3 +232,15 @@ def test_sampled_divergence_is_the_weighted_sum_over_the_teachers_of_each_row() 
     )
     # k1: 2 x (-1 + 2), 2 x (-2 + 1.5); then 2 x 0 + 0.5 x (9, which is cut to 4); 0 where masked
     assert sampled_divergence(policy, teachers, mask, plan).tolist() == [[2.0, -1.0], [2.0, 0.0]]
+
+
+def test_bfloat16_logits_are_not_rounded_on_the_way() -> None:
+    """Of the same numbers in float64, to float32's rounding, over more tokens than a tile has."""
+    hidden, weight = draw(3, 16).bfloat16(), draw(2500, 16, seed=1).bfloat16()
+    theirs, their_weight = draw(3, 8, seed=2).bfloat16(), draw(2500, 8, seed=3).bfloat16()
+    how = Comparison(divergence=measure("jensen_shannon"))
+    found = score_divergence(
+        hidden, Head(weight=weight), TeacherStates(hidden=theirs, head=Head(weight=their_weight)), how
+    )
+    plain = compare(hidden.double() @ weight.double().T, theirs.double() @ their_weight.double().T, how)
+    assert found.dtype == torch.float32 and torch.allclose(found.double(), plain, rtol=1e-4)

@@ -26,6 +26,7 @@ def loss_and_gradient(
     tensors = {"policy_logprobs": policy, "old_logprobs": old_logprobs, "rollout_logprobs": old_logprobs}
     inputs: dict[str, Any] = tensors | {"advantages": advantage, "mask": mask, "scores": torch.tensor([score])}
     inputs["mini_batch_tokens"] = given.pop("mini_batch_tokens", len(ratios))
+    inputs["chosen"] = None
     loss, report = POLICY_LOSSES.get(name)(*(inputs[each] for each in POLICY_LOSSES.inputs(name)), **given)
     (gradient,) = torch.autograd.grad(loss.sum(), policy)
     return loss[0].tolist(), gradient[0].tolist(), report

@@ -38,8 +38,6 @@ GIVEN = ["model.path=m", "data.train_files=[a.parquet]"]
         (["loss.name=rloo"], "use advantage.name=rloo loss.name=ppo_clip"),
         (["advantage.name=cispo"], "cispo is a policy loss, not an advantage estimator, at override advantage.name=cispo; use "
          "loss.name=cispo"),
-        (["data.train_files=openai/gsm8k"], "data sets of the hub are not read by their names yet, at override "
-         "data.train_files=openai/gsm8k; download it, and name its parquet"),
     ],
 )  # fmt: skip
 def test_the_fix_is_named(

@@ -7,16 +7,22 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
 from posttrain.cli import doctor
 from posttrain.cli.app import app
+from posttrain.cli.exit_codes import CODES, MEANINGS, OWN, meanings_of
 from posttrain.cli.init import METHODS, Answers, written
 from posttrain.cli.report import difference_lines
+from posttrain.cli.start import RESUMABLE
 from posttrain.dialects.entries import ENTRIES
 from posttrain.dialects.native.loader import load
 from posttrain.errors import RequestError
@@ -34,6 +40,8 @@ def test_init_writes_a_file_without_problems(tmp_path: Path, method: str, lora: 
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     text = file.read_text()
+    schema = "posttrain.sft.schema.json" if method == "sft" else "posttrain.schema.json"
+    assert text.splitlines()[0] == f"# yaml-language-server: $schema={schema}" and (ROOT / "docs" / schema).exists()
     assert text.count("#") > 8 and yaml.safe_load(text)["data"]["train_files"] == ["my data.parquet"]
     planned = CliRunner().invoke(app, ["plan", "--skip-files", str(file)])
     assert planned.exit_code == 0, planned.output
@@ -54,21 +62,102 @@ def test_init_asks_for_nothing_without_a_terminal_and_names_what_is_missing(tmp_
     assert "exists" in str(CliRunner().invoke(app, ["init", str(file), "--model", "m", "--data", "d"]).exception)
 
 
+def typed(monkeypatch: pytest.MonkeyPatch, file: Path, *answers: str) -> str:
+    """Answer the questions of init as at a terminal. Returns: what stands there."""
+    monkeypatch.setattr("posttrain.cli.init.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    done = CliRunner().invoke(app, ["init", str(file)], input="".join(f"{answer}\n" for answer in answers))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_init_asks_again_after_a_wrong_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "run.yaml"
+    wrong_then_right = [
+        "grop",
+        "dapo",
+        "org/name",
+        "d.jsonl",
+        "",
+        "exactmatch",
+        "math",
+        "0",
+        "-5",
+        "12",
+        "perhaps",
+        "yes",
+    ]
+    said = typed(monkeypatch, file, *wrong_then_right)
+    assert all(part in said for part in ("did you mean grpo?", "did you mean exact_match?", "neither yes nor no"))
+    assert said.count("is no number of steps") == 2
+    config = load(str(file), [], ENTRIES["train"]).config
+    assert config.run.total_steps == 12 and config.policy.lora is not None and config.reward.terms[0].name == "math"
+    assert not config.data.validation_files
+
+
+def test_init_has_an_answer_to_all_but_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = typed(monkeypatch, tmp_path / "a.yaml", "", "m", "d.jsonl", "", "", "", "")
+    assert said.count(": ") >= 7
+    config = load(str(tmp_path / "a.yaml"), [], ENTRIES["train"]).config
+    assert config.run.total_steps == 100 and config.policy.lora is None and config.advantage.name == "grpo"
+    typed(monkeypatch, tmp_path / "b.yaml", "sft", "m", "d.jsonl", "held.jsonl", "", "n")  # no reward is asked for
+    tuned = load(str(tmp_path / "b.yaml"), [], ENTRIES["sft"]).config
+    assert tuned.data.validation_files == ["held.jsonl"]
+
+
 def test_init_takes_a_reward_of_the_users() -> None:
     terms = yaml.safe_load(written(Answers(method="grpo", model="m", data="d", reward="my.py")))["reward"]["terms"]
     assert terms == [{"name": "score", "path": "my.py"}]
 
 
-def test_a_shell_completes_commands() -> None:
-    environment = os.environ | {"_POSTTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "posttrain pl", "COMP_CWORD": "1"}
+# What the script that typer installs for a shell sets when Tab is pressed.
+SHELLS = {
+    "bash": {"COMP_WORDS": "posttrain pl", "COMP_CWORD": "1"},
+    "zsh": {"_TYPER_COMPLETE_ARGS": "posttrain pl"},
+    "fish": {"_TYPER_COMPLETE_ARGS": "posttrain pl", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes_commands(shell: str) -> None:
+    environment = os.environ | SHELLS[shell] | {"_POSTTRAIN_COMPLETE": f"complete_{shell}"}
     script = "import sys; sys.argv = ['posttrain']; from posttrain.cli.app import app; app(prog_name='posttrain')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
-    assert sorted(done.stdout.split()) == ["plan", "play"], done.stderr
+    offered = [name for name in CODES if re.search(rf"(?<![\w-]){name}(?![\w-])", done.stdout)]
+    assert sorted(offered) == ["plan", "play"], done.stdout + done.stderr
+    page = (ROOT / "docs/environment-variables.md").read_text()
+    assert shell in page.partition("## Completion")[2]
 
 
-def test_help_names_the_exit_codes() -> None:
-    text = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
-    assert all(f" {code} " in text.partition("Exit codes:")[2] for code in (0, 2, 3, 75, 130))
+def commands(group: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command and group."""
+    for name, command in group.commands.items():
+        yield (*names, name)
+        if hasattr(command, "commands"):
+            yield from commands(command, (*names, name))
+
+
+COMMANDS = list(commands(typer.main.get_command(app)))
+
+
+def codes_in(words: Sequence[str]) -> dict[int, str]:
+    """The codes at the end of the help of a command."""
+    text = " ".join(CliRunner().invoke(app, [*words, "--help"]).output.split()).partition("Exit codes: ")[2]
+    return {int(code): meaning for code, meaning in re.findall(r"(\d+) (\D+?)(?:; (?=\d)|\.$)", text)}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_help_of_a_command_lists_its_exit_codes(words: tuple[str, ...]) -> None:
+    assert codes_in(words) == meanings_of(words[0])
+    assert {0, 1, 2, 130} <= meanings_of(words[0]).keys()
+
+
+def test_the_table_of_exit_codes_is_that_of_the_commands() -> None:
+    assert codes_in([]) == MEANINGS
+    assert set(CODES) == {words[0] for words in COMMANDS}
+    assert {name for name, codes in CODES.items() if 75 in codes} == set(RESUMABLE)
+    page = (ROOT / "docs/debugging.md").read_text().partition("## Exit codes")[2]
+    assert dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)) == {str(c): m for c, m in MEANINGS.items()}
+    assert all(f"`{name}`" in page for name in OWN)
 
 
 def test_doctor_prints_one_line_that_installs_everything(monkeypatch: pytest.MonkeyPatch) -> None:

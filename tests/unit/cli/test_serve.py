@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from posttrain.build.serve import models_of, names_of
+from posttrain.cli.serve import with_models
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.entries import SERVE
+from posttrain.errors import RequestError
+from posttrain.run import export
 
 
 def said(*overrides: str) -> list[str]:
@@ -34,6 +40,43 @@ def test_what_is_dangerous_or_without_effect_is_told() -> None:
     )
     assert any("can be reached from outside this machine" in text for text in loaded.warnings)
     assert any("each request says how many answers it wants" in text for text in loaded.warnings)
+
+
+def test_models_of_the_command_line_become_settings(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "export_checkpoint", lambda run, out: shutil.copytree(tiny_llama, out))
+    with ExitStack() as folders:
+        words = with_models([str(tiny_llama), "endpoint.port=0"], "org/base", folders)
+        assert words == ["endpoint.port=0", f'model.path="{tiny_llama}"', 'endpoint.beside="org/base"']
+        assert with_models(["run.yaml", "a=1"], None, folders) == ["run.yaml", "a=1"]
+        with pytest.raises(RequestError, match=r"two models are named: .* and model.path=...; keep one"):
+            with_models([str(tiny_llama), "model.path=other"], None, folders)
+        with pytest.raises(RequestError, match=r"there is no file lost\.gguf"):
+            with_models(["lost.gguf"], None, folders)
+        with pytest.raises(RequestError, match="there is no folder /lost/model"):
+            with_models([str(tiny_llama)], "/lost/model", folders)
+        run = tmp_path / "runs, all/sums"
+        run.mkdir(parents=True)
+        [model, beside] = with_models([str(run)], str(tiny_llama), folders)
+        exported = Path(json.loads(model.removeprefix("model.path=")))
+        assert exported.name == "sums" and (exported / "config.json").is_file()
+        assert beside == f'endpoint.beside="{tiny_llama}"'
+    assert not exported.exists()
+
+
+def test_a_second_model_and_engines_that_serve_one() -> None:
+    assert said("model.path=m", "endpoint.beside=n") == []
+    beside = ("model.path=m", "endpoint.beside=n")
+    assert "rollout.engine=hf" not in " ".join(said(*beside, "rollout.engine=hf"))
+    assert "rollout.engine=http serves one model" in " ".join(said(*beside, "rollout.engine=http"))
+    loaded = read_config(None, [*beside, "endpoint.api=tinker"], "native", entry=SERVE)
+    assert any("endpoint.beside: no effect with endpoint.api=tinker" in text for text in loaded.warnings)
+    config = read_config(None, ["model.path=a/m", "endpoint.beside=b/m"], "native", entry=SERVE).config
+    assert names_of(config) == ["m", "m (beside)"]
+    cached = "endpoint.beside=/cache/models--org--base/snapshots/0a1b"
+    assert names_of(read_config(None, ["model.path=a/m", cached], "native", entry=SERVE).config) == ["m", "base"]
+    assert [each.model.path for each in models_of(config)] == ["a/m", "b/m"]
 
 
 @pytest.mark.slow

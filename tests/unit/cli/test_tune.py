@@ -68,6 +68,10 @@ WRONG = [
     ("method.name=orpo data.reference_columns=[a,b]", "orpo has no reference"),
     ("data.reference_columns=[a]", "names 1 column, and a row has 2 completions"),
     ("method.loss=robust method.label_smoothing=0.5", "which is not above 0"),
+    (
+        "data.dataset_class_file=own.py data.dataset_class_name=Own",
+        "preferences are read from the files, and data.dataset",
+    ),
     ("model.path=nowhere/at/all", "there is no folder nowhere/at/all"),
 ]
 

@@ -23,7 +23,7 @@ PLAIN = (
     *(f"{A}.ppo_micro_batch_size_per_gpu=8", f"{R}.log_prob_micro_batch_size_per_gpu=8"),
 )
 QUANTIZED = f"+{R}.quantization=fp8"
-JUDGE = "reward_model.sandbox_fusion.url=http://127.0.0.1:1"
+JUDGE = f"+{R}.chat_scheduler=mine.py"
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def test_a_library_that_is_not_installed_is_no_reason() -> None:
 
 def test_a_translation_keeps_what_it_lost(posttrain: Run, tmp_path: Path) -> None:
     code, out, err = posttrain("translate", "--here", *PLAIN, QUANTIZED, JUDGE)
-    assert code == 0 and "not translated: reward_model.sandbox_fusion.url is refused" in err
+    assert code == 0 and "not translated: actor_rollout_ref.rollout.chat_scheduler is refused" in err
     assert [entry["key"] for entry in yaml.safe_load(out)["untranslated"]] == [
-        "reward_model.sandbox_fusion.url",
+        f"{R}.chat_scheduler",
         f"{R}.quantization",
     ]
     file = tmp_path / "native.yaml"
@@ -101,3 +101,4 @@ def test_a_translation_keeps_what_it_lost(posttrain: Run, tmp_path: Path) -> Non
 def test_a_translation_without_loss_has_no_such_section(posttrain: Run) -> None:
     code, out, _ = posttrain("translate", "--here", *PLAIN)
     assert code == 0 and "untranslated" not in out
+    assert out.startswith("# yaml-language-server: $schema=posttrain.schema.json\n")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from batches import sequence_batch
 from posttrain.data.packing import pack
 from posttrain.records.batches import SequenceBatch
+from posttrain.records.images import PromptImages
 
 
 def make_batch(
@@ -73,6 +76,16 @@ def test_only_neighbours_of_one_group_and_one_prompt_share(
     rows: list[tuple[list[int], list[int]]], groups: list[int]
 ) -> None:
     assert all(responses == () for _, responses in pack(make_batch(rows, groups=groups)).groups)
+
+
+def test_images_in_answers_of_an_environment_count_as_prompt() -> None:
+    """Two responses to one prompt whose second image was shown in between: neither shares its prompt."""
+    of = [PromptImages(files=(b"a", b"b"), features={}, content_hash="ab", in_prompt=number) for number in (1, 2)]
+    batch = make_batch([([1, 2], [3, 4]), ([1, 2], [5])], groups=[0, 0])
+    beyond = pack(replace(batch, images=(of[0], of[0])))
+    assert [(each.start, each.prompt, each.end) for each in beyond.images] == [(0, 4, 4), (4, 3, 7)]
+    within = pack(replace(batch, images=(of[1], of[1])))
+    assert [(each.start, each.prompt, each.end) for each in within.images] == [(0, 2, 5)]
 
 
 def test_token_between_scored_ones_is_read_but_not_scored() -> None:

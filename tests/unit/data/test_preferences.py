@@ -45,6 +45,9 @@ def read(path: Path, *rows: dict[str, Any], **how: Any) -> list[PreferenceRow]:
         ({"prompt": "2+2?", "chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, {}),  # as UltraFeedback
         ({"prompt": json.dumps([USER]), "chosen": json.dumps([RIGHT]), "rejected": json.dumps([WRONG])}, {}),  # csv
         ({"instruction": "2+2?", "chosen": "4", "rejected": "5"}, {}),  # ROLL
+        # Anthropic's transcripts, and its prompt in a column of its own
+        ({"chosen": "\n\nHuman: 2+2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2+2?\n\nAssistant: 5"}, {}),
+        ({"prompt": "\n\nHuman: 2+2?\n\nAssistant:", "chosen": " 4", "rejected": " 5"}, {}),
         (
             {"q": "2+2?", "good": "4", "bad": "5"},
             {"prompt_column": "q", "chosen_column": "good", "rejected_column": "bad"},
@@ -63,6 +66,27 @@ def test_prompt_of_several_turns_is_what_both_sides_begin_with(tmp_path: Path) -
     (found,) = read(tmp_path, {"chosen": [*begin, yes], "rejected": [*begin, no]})
     assert found.prompt == begin
     assert found.completions == ([yes], [no])
+
+
+def test_a_transcript_of_several_turns_and_one_alone(tmp_path: Path) -> None:
+    begin = "\n\nHuman: 2+2?\n\nAssistant: 4\n\nHuman: sure?\n\nI am not: you know.\n\nAssistant: "
+    asked = [USER, RIGHT, {"role": "user", "content": "sure?\n\nI am not: you know."}]
+    (found,) = read(tmp_path, {"chosen": begin + "yes", "rejected": begin + "no"})
+    assert found.prompt == asked
+    assert found.completions == tuple([{"role": "assistant", "content": text}] for text in ("yes", "no"))
+    (found,) = read(tmp_path, {"completion": begin + "yes", "label": True}, method="kto")
+    assert found.prompt == asked and found.completions == ([{"role": "assistant", "content": "yes"}],)
+
+
+def test_texts_that_only_look_like_transcripts_stay_texts(tmp_path: Path) -> None:
+    row = {
+        "prompt": "Human: is that a name?",
+        "chosen": "\n\nAssistant: yes",
+        "rejected": "No.\n\nHuman: ...\n\nAssistant: a",
+    }
+    (found,) = read(tmp_path, row)
+    assert found.prompt == [{"role": "user", "content": row["prompt"]}]
+    assert [side[0]["content"] for side in found.completions] == [row["chosen"], row["rejected"]]
 
 
 @pytest.mark.parametrize("label", [True, 1, "true"])
@@ -96,6 +120,7 @@ BAD = [
     (PAIR | {"rejected": " "}, {}, "column rejected holds an empty text"),
     (PAIR | {"chosen": None}, {}, "column chosen holds nothing"),
     (PAIR | {"rejected": []}, {}, "column rejected holds a list of 0"),
+    (PAIR | {"images": ["cat.png"]}, {}, "column images holds images, and preferences are learned from text only"),
     (PAIR | {"prompt": ""}, {}, "column prompt holds an empty text"),
     (PAIR | {"prompt": [USER, RIGHT]}, {}, "column prompt ends with an assistant message"),
     ({"chosen": [USER, RIGHT], "rejected": [USER]}, {}, "column rejected ends with a message of the user"),
@@ -105,6 +130,22 @@ BAD = [
         "begins with other messages than the chosen side",
     ),
     ({"chosen": [RIGHT], "rejected": [WRONG]}, {}, "there is no column with the prompt"),
+    (
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c"},
+        {},
+        "column rejected ends with a message of the user",
+    ),
+    (
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"},
+        {},
+        "begins with other messages than the chosen side",
+    ),
+    (
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant:"},
+        {},
+        "column rejected holds an empty text",
+    ),
+    ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "b"}, {}, "begins with other messages"),
     (PAIR | {"margin": "much"}, {"method": "reward_model"}, "column margin holds 'much'; a number is expected"),
     (PAIR | {"c": 0.5, "r": -1}, {"reference_columns": ["c", "r"]}, "the log-prob of a completion is not above 0"),
     (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.data.tool_calls import ToolCall, argument_problem, tool_calls
+from posttrain.data.tool_calls import ToolCall, argument_problem
+from posttrain.data.tool_forms import calls_of
 
 
 def test_several_calls_in_order() -> None:
@@ -12,12 +13,12 @@ def test_several_calls_in_order() -> None:
         'First.\n<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call> and '
         '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "sql", "arguments": "{\\"query\\": \\"b\\"}"}</tool_call>'
     )
-    assert tool_calls(reply) == [
+    assert calls_of("hermes", reply, {}) == [
         ToolCall(name="search", arguments={"query": "a"}),
         ToolCall(name="now"),
         ToolCall(name="sql", arguments={"query": "b"}),
     ]
-    assert tool_calls("The answer is 4. </tool_call>") == []
+    assert calls_of("hermes", "The answer is 4. </tool_call>", {}) == []
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_several_calls_in_order() -> None:
 )
 def test_malformed_calls_say_what_is_wrong(inside: str, problem: str) -> None:
     for reply in (f"<tool_call>{inside}</tool_call>", f"<tool_call>{inside}"):  # also where the model was cut
-        [call] = tool_calls(reply)
+        [call] = calls_of("hermes", reply, {})
         assert call.problem.startswith(problem)
 
 
@@ -67,10 +68,12 @@ def test_a_schema_may_be_open() -> None:
 
 def test_half_a_character_in_a_call_is_replaced() -> None:
     """A model may write the escape of one half of a pair, which no tool can encode."""
-    [call] = tool_calls(
-        '<tool_call>{"name": "sq\\ud83d", "arguments": {"query": "a\\ud83d", "\\udc00": ["\\ud83d\\ude00"]}}</tool_call>'
+    [call] = calls_of(
+        "hermes",
+        '<tool_call>{"name": "sq\\ud83d", "arguments": {"query": "a\\ud83d", "\\udc00": ["\\ud83d\\ude00"]}}</tool_call>',
+        {},
     )
     assert call.name == "sq\ufffd"
     assert call.arguments == {"query": "a\ufffd", "\ufffd": ["\U0001f600"]}
-    [call] = tool_calls('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\ud83d\\"}"}</tool_call>')
+    [call] = calls_of("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\ud83d\\"}"}</tool_call>', {})
     assert call.arguments == {"a": "\ufffd"}

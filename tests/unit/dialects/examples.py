@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from posttrain.dialects.entries import ENTRIES
 from posttrain.dialects.ledger import ABSENT, Key
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.dialects.reading import Dialect, read_dialect
+from posttrain.dialects.reader import Dialect
+from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.tables import Tables
 
 PEERS = ("roll", "skyrl", "verl")

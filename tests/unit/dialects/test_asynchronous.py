@@ -96,6 +96,44 @@ def test_the_recipe_one_step_off_takes_its_own_file_s_correction() -> None:
     assert any("bypass_mode=True since verl 0.7" in said for said in loaded.warnings)
 
 
+@pytest.mark.parametrize(
+    ("given", "overrides", "mode"),
+    [
+        (
+            ("one_step_off",),
+            (
+                "+algorithm.rollout_correction.rollout_rs=token_k1",
+                "+algorithm.rollout_correction.rollout_rs_threshold=2.0",
+            ),
+            "one_step",
+        ),
+        (("fully_async",), ("+async_training.compute_prox_log_prob=True",), "separate"),
+        (
+            ("fully_async",),
+            ("+async_training.compute_prox_log_prob=True", "++actor_rollout_ref.actor.use_rollout_log_probs=True"),
+            "separate",
+        ),
+        (("fully_async",), ("+async_training.use_rollout_log_probs=False",), "separate"),
+    ],
+)
+def test_verl_s_recipes_without_weights_get_them_and_a_warning(
+    given: tuple[str, ...], overrides: tuple[str, ...], mode: str
+) -> None:
+    loaded = read("verl", "train", given, *overrides, "++algorithm.rollout_correction.bypass_mode=False")
+    assert not any("takes responses as if the weights" in str(problem) for problem in loaded.problems)
+    correction = loaded.config.loss.rollout_correction
+    assert loaded.config.asynchronous.mode == mode
+    assert (correction.weights, correction.weight_high, correction.use_rollout_logprobs) == ("token", 2.0, False)
+    assert any("at most 2, as algorithm.rollout_correction.rollout_is=token does" in text for text in loaded.warnings)
+
+
+@pytest.mark.parametrize(("ratio", "on_stale"), [("0", "wait"), ("1", "drop"), ("1.5", "wait")])
+def test_additional_prompts_of_roll_take_what_is_complete_first(ratio: str, on_stale: str) -> None:
+    loaded = read("roll", "train", ("apart",), f"async_generation_ratio={ratio}", "is_use_additional_prompts=true")
+    assert loaded.config.asynchronous.on_stale == on_stale
+    assert any("waits for slow prompts" in text for text in loaded.warnings) == (on_stale == "wait")
+
+
 def test_roll_without_a_correction_gets_its_weights_and_a_warning() -> None:
     loaded = read("roll", "train", (), "async_generation_ratio=1")
     assert not any("takes responses as if the weights" in str(problem) for problem in loaded.problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,9 @@ def test_any_text_reads_back_equal(stop: list[str], tmp_path_factory: pytest.Tem
     assert read_back(written, tmp_path_factory.mktemp("any_text")) == written
 
 
-def schema_name(entry: str) -> str:
-    return "posttrain.schema.json" if entry == "train" else f"posttrain.{entry}.schema.json"
-
-
 @pytest.mark.parametrize("entry", list(ENTRIES))
 def test_the_schema_file_is_current(entry: str) -> None:
-    name = schema_name(entry)
+    name = ENTRIES[entry].schema_file
     stale = f"run: posttrain schema --entry {entry} > docs/{name}"
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == json_schema(ENTRIES[entry].root), stale
 
@@ -76,15 +73,29 @@ def test_the_schema_describes_every_key(entry: str) -> None:
             assert described.get("description"), f"{name}.{key} has no docstring"
 
 
-NATIVE = [file for file in sorted((ROOT / "examples").glob("*.yaml")) if detect(str(file), []) == "native"]
+# Those of verl_tools are lists of tools and interactions, in verl's form.
+EXAMPLES = [file for file in sorted((ROOT / "examples").rglob("*.yaml")) if file.parent.name != "verl_tools"]
+OURS = [file for file in EXAMPLES if detect(str(file), []) == "native"]
 
 
-@pytest.mark.parametrize("example", NATIVE, ids=lambda path: path.name)
+@pytest.mark.parametrize("example", OURS, ids=lambda path: path.name)
+def test_the_first_line_of_an_example_names_its_schema(example: Path) -> None:
+    first = example.read_text(encoding="utf-8").splitlines()[0]
+    place = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert place, first
+    schema = json.loads((example.parent / place[1]).read_text(encoding="utf-8"))
+    sections = set(yaml.safe_load(example.read_text(encoding="utf-8")))
+    assert sections <= schema["properties"].keys()  # it is the schema of the entry that reads the file
+
+
+@pytest.mark.parametrize(
+    "example", [each for each in OURS if "given by run.sh" not in each.read_text("utf-8")], ids=lambda path: path.name
+)
 def test_examples_load_and_name_the_schema(example: Path) -> None:
     loaded = read_config(str(example), [], "native").runnable()
     assert loaded.warnings == ()
     first = example.read_text(encoding="utf-8").splitlines()[0]
-    assert first == f"# yaml-language-server: $schema=../docs/{schema_name(loaded.entry)}"
+    assert first.endswith(f"/docs/{ENTRIES[loaded.entry].schema_file}")
 
 
 @pytest.mark.parametrize("entry", ["train", "sft"])

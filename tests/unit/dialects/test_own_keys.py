@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from posttrain.dialects.detect import read_config
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.roll import DIALECT as ROLL
+from posttrain.dialects.verl import DIALECT as VERL
 from posttrain.dialects.verl.ledger import LEDGER
 from posttrain.errors import ConfigError
 
@@ -291,3 +294,36 @@ def test_arguments_of_a_manager_whose_file_is_named_are_its_options() -> None:
         [term] = loaded.config.reward.terms
         assert (term.name, term.kind, term.options) == ("votes", "manager", {"mode": "train", "n_votes": 4})
         assert not [one for one in loaded.ignored if "reward_kwargs" in one.key]
+
+
+SLIPS = [
+    ("verl", "+actor_rollout_ref.ref.megatron.tensor_model_parallelq_size=2", "tensor_model_parallel_size"),
+    ("verl", "+actor_rollout_ref.actor.megatron.context_parillel_size=2", "context_parallel_size"),
+    ("roll", "+teacher.data_args.temlpate=qwen3", "teacher.data_args.template"),
+    ("roll", "+teacher.ddevice_mapping='[0]'", "teacher.device_mapping"),
+    ("roll", "+checkpoint_config.outputu_dir=out", "checkpoint_config.output_dir"),
+    ("roll", "+validation.generating_args.temperatuure=1", "validation.generating_args.temperature"),
+    (
+        "roll",
+        "+actor_train.strategy_args.strategy_config.tensoromodel_parallel_size=2",
+        "strategy_config.tensor_model_parallel_size",
+    ),
+]
+
+
+@pytest.mark.parametrize(("peer", "written", "meant"), SLIPS)
+def test_a_slip_below_a_section_that_takes_any_name_is_named(peer: str, written: str, meant: str) -> None:
+    loaded = read_dialect({"verl": VERL, "roll": ROLL}[peer], None, [written])
+    key = written.lstrip("+").partition("=")[0]
+    told = [*loaded.warnings, *map(str, loaded.problems)]
+    assert any(key in text and f"{meant}?" in text for text in told), told
+
+
+def test_a_slip_in_a_section_that_refers_to_another_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "roll.yaml"
+    file.write_text(
+        "actor_train: {strategy_args: {strrtegy_config: '${deepspeed_zero3}'}}\n"
+        "deepspeed_zero3: {zero_optimization: {stage: 3, overlap_comm: true}}\n"
+    )
+    told = [text for text in read_dialect(ROLL, str(file), []).warnings if "strrtegy_config" in text]
+    assert len(told) == 1 and "did you mean actor_train.strategy_args.strategy_config" in told[0], told

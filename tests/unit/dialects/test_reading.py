@@ -13,7 +13,8 @@ import pytest
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.ledger import Ledger
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.dialects.reading import Dialect, Reader, read_dialect
+from posttrain.dialects.reader import Dialect, Reader
+from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.tables import key_of
 from posttrain.dialects.value_types import fits, parse_type, type_text
 from posttrain.errors import ConfigError

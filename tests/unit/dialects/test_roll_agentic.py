@@ -11,7 +11,7 @@ import yaml
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
-from posttrain.dialects.roll.rules.environments import STEPS
+from posttrain.dialects.roll.rules.environments import PICTURED, STEPS
 
 BASE: dict[str, Any] = {
     "defaults": ["../config/traj_envs@_here_"],
@@ -418,12 +418,38 @@ def test_what_cannot_be(load, overrides: list[str], problem: str) -> None:
     [
         (["custom_env.FrozenLake.env_type=alfworld"], "env_type=alfworld is planned"),
         (["+custom_env.FrozenLake.env_manager_cls=a.b.VLTrajEnvManager"], "VLTrajEnvManager is planned"),
-        (["+custom_env.SimpleSokoban.env_config.render_mode=rgb_array"], "render_mode=rgb_array is planned"),
     ],
 )
 def test_what_is_planned(load, overrides: list[str], reason: str) -> None:
     told = planned(load(*overrides))
     assert any(reason in text for text in told), told
+
+
+def test_pictures_of_games(load) -> None:
+    """VLTrajEnvManager: templates around the observation, and cells of gym_sokoban's and gymnasium's size."""
+    seen = (
+        "+custom_env.SimpleSokoban.env_config.render_mode=rgb_array", "+custom_env.FrozenLake.env_config.render_mode=rgb_array",
+        f"+custom_env.SimpleSokoban.env_manager_cls={PICTURED}", f"+custom_env.FrozenLake.env_manager_cls={PICTURED}",
+        "+custom_env.SimpleSokoban.pre_step_template='Turn {turn_idx}: '",
+        "+custom_env.SimpleSokoban.next_step_template=' {actions_left} left'",
+    )  # fmt: skip
+    named = load(*seen).config.environment.named
+    room, lake = (named[tag].settings for tag in ("SimpleSokoban", "FrozenLake"))
+    assert (room["pictures"], room["pixels_per_cell"], lake["pictures"], lake["pixels_per_cell"]) == (
+        True,
+        16,
+        True,
+        64,
+    )
+    assert (room["template"], lake["template"]) == (
+        "Turn {turn_idx}: {observation} {actions_left} left",
+        "{observation}",
+    )
+    assert not said(load(*seen)) and not planned(load(*seen))
+    [problem] = said(load(seen[0]))
+    assert "shows pictures, which" in problem and "TrajEnvManager takes for text" in problem
+    [problem] = said(load("+custom_env.FrozenLake.env_config.render_mode=human"))
+    assert "render_mode is 'human'" in problem
 
 
 def test_what_prompts_and_rewards_would_say_is_told(load) -> None:

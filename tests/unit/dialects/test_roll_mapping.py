@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from posttrain.dialects.loaded import LoadedConfig
 
 from . import examples
@@ -30,9 +32,10 @@ def test_the_options_of_an_engine_that_is_not_chosen_are_told() -> None:
     assert loaded.config.policy.engine_options == {}
 
 
-def test_a_misspelt_option_is_handed_on_with_a_question() -> None:
-    key = f"actor_infer.{CONFIG}.gpu_memory_utilisation"
+@pytest.mark.parametrize("name", ["gpu_memory_utilisation", "gpu_memory_utilisatoin"])
+def test_a_misspelt_option_is_handed_on_with_one_question(name: str) -> None:
+    key = f"actor_infer.{CONFIG}.{name}"
     loaded = read("actor_infer.strategy_args.strategy_name=vllm", f"{key}=0.5")
-    assert loaded.config.rollout.engine_options == {"gpu_memory_utilisation": 0.5}
+    assert loaded.config.rollout.engine_options == {name: 0.5}
     [warning] = [text for text in loaded.warnings if key in text]
-    assert f"(did you mean actor_infer.{CONFIG}.gpu_memory_utilization?)" in warning
+    assert f"did you mean actor_infer.{CONFIG}.gpu_memory_utilization?" in warning

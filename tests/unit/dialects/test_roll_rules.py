@@ -276,7 +276,6 @@ def test_what_must_be_given_is_asked_for(key) -> None:
             "a judge that several devices share",
         ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
-        (("actor_train.model_update_frequency=2",), "samplers that keep older weights"),
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
@@ -296,6 +295,10 @@ def test_what_is_planned_can_be_planned_for_and_not_run(overrides, word) -> None
         ("actor_infer.generating_args.include_stop_str_in_output=false", "with the tokens that were sampled"),
         ("actor_train.apply_loss_scale=false", "divided once more by the numbers of micro-batches and devices"),
         ("user_defined_rollout_loop_cls=a.b.C", "builds on classes of ROLL's own program"),
+        (
+            "actor_train.model_update_frequency=2",
+            "samplers on the policy's devices always have the weights of the step",
+        ),
     ],
 )
 def test_what_is_refused_has_a_reason(override: str, reason: str) -> None:
@@ -307,6 +310,7 @@ def test_what_is_refused_has_a_reason(override: str, reason: str) -> None:
         "include_stop_str_in_output": "true",
         "apply_loss_scale": "true",
         "use_topr_loss": "false",
+        "model_update_frequency": "1",
     }
     value = allowed.get(key.rpartition(".")[2], "null")
     assert not load(f"{key}={value}").problems
@@ -525,11 +529,21 @@ TWO_DOMAINS = ("rewards.d.tag_included=[x]", "rewards.e={worker_cls: gsm8k, tag_
 def test_domains_have_exact_parts_of_a_step() -> None:
     """int(0.37 x 10) = 3 prompts; the last domain gets the other 7, whatever its share."""
     loaded = load(*TWO_DOMAINS, "actor_train.data_args.domain_interleave_probs={d: 0.37, e: 0.1}")
+    assert any("adds up to 0.47, and not to 1: a step has d 3, e 7 prompts" in text for text in loaded.warnings)
     assert loaded.problems == loaded.unsupported == ()
     data = loaded.config.data
     assert {name: (each.sources, each.prompts_per_step) for name, each in data.domains.items()} == {
         "d": (["x"], 3), "e": (["y", "z"], 7)}  # fmt: skip
     assert data.domain_statistics
+
+
+def test_asynchronous_domains_are_sampled_in_whole_steps() -> None:
+    shares = "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5}"
+    loaded = load(*TWO_DOMAINS, shares, "async_generation_ratio=2")
+    assert loaded.problems == ()
+    ahead = loaded.config.asynchronous
+    assert (ahead.mode, ahead.max_staleness_steps) == ("one_step", 1) and loaded.config.data.domains
+    assert any("ROLL lets responses be up to 2 steps old" in text for text in loaded.warnings)
 
 
 def test_domains_have_their_own_filters() -> None:
@@ -586,6 +600,37 @@ def test_a_judge_may_be_the_section_reward_model() -> None:
     assert judge.temperature == 0.3
 
 
+def test_samplers_apart_get_new_weights_every_so_many_steps_of_a_synchronous_pipeline() -> None:
+    """Every 3 steps: weights are at most 3 - 1 = 2 steps old, and the loss knows it."""
+    loaded = load(
+        "actor_train.model_update_frequency=3", "actor_train.device_mapping=[0]", "actor_infer.device_mapping=[1]"
+    )
+    assert loaded.problems == loaded.unsupported == ()
+    ahead = loaded.config.asynchronous
+    assert (ahead.mode, ahead.sync_every_steps, ahead.max_staleness_steps) == ("separate", 3, 2)
+    assert loaded.config.loss.rollout_correction.weights == "token"
+    assert any(
+        text.startswith("actor_train.model_update_frequency=3 trains on responses of older weights")
+        for text in loaded.warnings
+    )
+
+
+def test_domains_have_judges_of_their_own() -> None:
+    """j and k have the same one, which grades the rows of both; m asks another model."""
+    second = tuple(each.replace("rewards.j.", "rewards.k.").replace("[y]", "[z]") for each in LOCAL[1:])
+    third = tuple(
+        each.replace("rewards.j.", "rewards.m.").replace("[y]", "[w]").replace("=jm", "=mm") for each in LOCAL[1:]
+    )
+    loaded = load(*LOCAL, *second, *third, "rewards.m.generating_args.temperature=0.3")
+    assert loaded.problems == loaded.unsupported == ()
+    reward = loaded.config.reward
+    assert (reward.judge.path, reward.judge.data_sources) == ("jm", ["y", "z"])
+    [(name, other)] = reward.more_judges.items()
+    assert (name, other.path, other.data_sources, other.temperature) == ("judge_m", "mm", ["w"], 0.3)
+    [problem] = load(*LOCAL, *third, "rewards.m.tag_included=[]").problems
+    assert "rewards.m includes no tag, and there are several judges" in str(problem)
+
+
 def test_a_judge_that_trains_cannot_sample() -> None:
     [problem] = load(*LOCAL, "rewards.j.strategy_args.strategy_name=megatron_train").problems
     assert "rewards.j.strategy_args.strategy_name is megatron_train, which samples nothing" in str(problem)
@@ -597,6 +642,15 @@ def test_here_takes_the_judge_along() -> None:
     judge = loaded.config.reward.judge
     assert (judge.engine, judge.devices, judge.path) == ("native", None, "jm")
     assert any(change.startswith("reward.judge.devices") for change in loaded.changes)
+
+
+def test_here_takes_every_judge_along() -> None:
+    others = tuple(
+        each.replace("rewards.j.", "rewards.m.").replace("[y]", "[w]").replace("=jm", "=mm") for each in LOCAL[1:]
+    )
+    loaded = read_dialect(DIALECT, None, (*BASE, *LOCAL, *others, "rewards.m.device_mapping=[2,3]"), here=True)
+    assert {(each.engine, each.devices) for each in loaded.config.reward.judges.values()} == {("native", None)}
+    assert any(change.startswith("reward.more_judges.judge_m.devices") for change in loaded.changes)
 
 
 VISION = ("rewards.d.worker_cls=roll.pipeline.rlvr.rewards.detection_reward_worker.DetectionRewardWorker",)

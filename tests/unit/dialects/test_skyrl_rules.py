@@ -322,12 +322,6 @@ CHECKS: list[Bad] = [
         "did you mean sequence_mean?",
     ),
     (
-        (f"{AL}.loss_reduction=token_mean_legacy",),
-        f"{AL}.loss_reduction",
-        "token_mean_legacy is a mean of micro-batch means",
-        f"use {AL}.loss_reduction=token_mean, the mean over the whole mini-batch",
-    ),
-    (
         (*SGLANG, f"{G}.use_conversation_multi_turn=false"),
         f"{G}.use_conversation_multi_turn",
         "SkyRL's sglang continues conversations by messages only",
@@ -727,8 +721,14 @@ def test_engine_settings_are_told_on_one_device() -> None:
     assert loaded.config.rollout.engine_options == loaded.config.policy.engine_options == {}
 
 
+def test_the_http_endpoint_opens_the_run_to_programs() -> None:
+    loaded = read(f"{G}.enable_http_endpoint=true", f"{G}.http_endpoint_port=8123", "data.val_data=[]")
+    assert loaded.problems == ()
+    assert loaded.config.environment.name == "open"
+    assert loaded.config.environment.settings == {"host": "127.0.0.1", "port": 8123}
+
+
 PLANNED = [
-    (f"{G}.enable_http_endpoint=true", f"{G}.enable_http_endpoint", ()),
     ("data.train_data=[openai/gsm8k:train]", "data.train_data", ()),
     (f"{T}.logger=vemlp_wandb", f"{T}.logger", ()),
     (f"{G}.chat_template.name_or_path=qwen3_without_thinking", f"{G}.chat_template.name_or_path", ()),
@@ -890,3 +890,54 @@ def test_the_versions_by_name() -> None:
     assert read_config(None, [], "skyrl@2025-08").config.loss.aggregation == "token_mean"
     assert read_config(None, [], "skyrl").config.loss.aggregation == "sequence_mean_token_mean"
     assert read_config(None, ["generator.batched=true"], None).dialect == "skyrl"
+
+
+def test_the_mean_of_micro_batch_means_is_that_of_the_mini_batch_and_said() -> None:
+    loaded = read(f"{AL}.loss_reduction=token_mean_legacy")
+    assert loaded.problems == () and loaded.config.loss.aggregation == "token_mean"
+    assert any("mean of micro-batch means" in text for text in loaded.warnings)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (f"{T}.strategy=fsdp", f"{T}.policy.fsdp_config.cpu_offload=true"),
+        (f"{G}.sampling_params.logprobs=0", f"{G}.batched=false"),
+    ],
+)
+def test_what_the_files_of_2026_no_longer_refuse(overrides: tuple[str, ...]) -> None:
+    assert read(*overrides).problems and read(*overrides, f"{E}.enforce_eager=true").problems == ()
+
+
+def test_an_empty_name_of_a_run_is_skyrls_own() -> None:
+    loaded = read(f"{T}.run_name=")
+    assert loaded.problems == () and loaded.config.run.name == "test_run"
+    assert any("trainer.run_name is empty" in text for text in loaded.warnings)
+
+
+def test_objects_as_json_are_read() -> None:
+    """SkyRL of 2026 reads its command line as YAML."""
+    loaded = read(
+        *APART, f"{G}.backend=vllm", f'{E}.engine_init_kwargs={{"swap_space": 5, "compilation": {{"level": 3}}}}'
+    )
+    assert loaded.problems == ()
+    options = loaded.config.rollout.engine_options
+    assert (options["swap_space"], options["compilation"]) == (5, {"level": 3})
+
+
+def test_responses_sampled_a_step_ahead_are_weighted() -> None:
+    """SkyRL's own example trains on them as they are."""
+    ahead = "+posttrain.asynchronous.mode=one_step"
+    loaded = read(ahead)
+    assert loaded.problems == () and loaded.config.loss.rollout_correction.weights == "token"
+    assert any("as trainer.algorithm.use_tis=true does" in text for text in loaded.warnings)
+    assert read().config.loss.rollout_correction.weights == "none"
+
+
+def test_traces_are_of_the_schedules_steps() -> None:
+    profiler = f"{T}.policy.torch_profiler_config"
+    loaded = read(
+        f"{profiler}.enable=true", f"{profiler}.save_path=/p", f"{profiler}.skip_first=1", f"{profiler}.repeat=2"
+    )
+    assert loaded.problems == () and loaded.config.profiling.steps == [3, 5]
+    assert loaded.config.profiling.phases == ["logprobs", "update"] and loaded.config.profiling.folder == "/p"

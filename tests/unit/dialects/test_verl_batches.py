@@ -203,6 +203,13 @@ def test_a_function_reads_what_the_version_passes(version: str, reads: str) -> N
     assert (term.path, term.name, term.reads) == ("mine.py", "compute_score", reads)
 
 
+@pytest.mark.parametrize(("version", "own"), [("0.2", True), ("0.4", False)])
+def test_a_manager_without_a_function_scores_with_its_own_as_the_version_does(version: str, own: bool) -> None:
+    words = ("reward_model.reward_manager=hf_verifier", "actor_rollout_ref.model.external_lib=my_managers")
+    [term] = read_dialect(DIALECT, None, [*EXAMPLE, *words], version=version).config.reward.terms
+    assert (term.kind, term.own_score, term.scores_with) == ("manager", own, None)
+
+
 OLD_SIZES = (
     *FILES,
     "algorithm.adv_estimator=grpo",

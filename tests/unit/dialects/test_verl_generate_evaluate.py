@@ -62,7 +62,6 @@ def test_the_made_up_page_is_answered_with_the_real_keys() -> None:
             "rollout.temperature",
             "at temperature 0 the 5 responses to a prompt would all be",
         ),
-        (("rollout.dtype=float16",), "rollout.dtype", "models are not run in float16 here"),
         (("rollout.dtype=int8",), "rollout.dtype", "rollout.dtype must be one of"),
         (("rollout.n=4",), "rollout.n", "the responses per prompt are data.n_samples"),
         (("data.output_path=hdfs://x/y.parquet",), "data.output_path", "is not on this machine"),

@@ -74,6 +74,36 @@ def test_rejections_as_0_6_writes_them(tmp_path: Path, more: tuple[str, ...], ru
     assert (correction.reject, correction.reject_bounds) == (rules, bounds)
 
 
+FIRST = "algorithm: {rollout_is: %s, rollout_is_threshold: %s, rollout_is_level: sequence, rollout_is_mode: mask}\n"
+
+
+@pytest.mark.parametrize(("on", "threshold"), [("false", "2.0"), ("true", "null")])
+def test_the_correction_of_0_6_0_is_off_without_a_threshold_or_measured_only(
+    tmp_path: Path, on: str, threshold: str
+) -> None:
+    read_as = read(tmp_path, FIRST % (on, threshold))
+    assert not read_as.problems and read_as.config.loss.rollout_correction.weights == "none"
+
+
+def test_the_correction_of_0_6_0_cuts_out_what_is_outside_its_two_thresholds(tmp_path: Path) -> None:
+    """Without a lower one it is 1 / 4."""
+    correction = read(tmp_path, FIRST % ("true", "4.0")).config.loss.rollout_correction
+    assert (correction.weights, correction.weight_low, correction.weight_high) == ("sequence", 0.25, 4.0)
+    assert not correction.reject
+
+
+def test_an_empty_switch_is_off_as_in_verl_and_said(tmp_path: Path) -> None:
+    loaded = read(tmp_path, "", f"{A}.use_kl_loss=")
+    assert not loaded.problems and loaded.config.loss.kl_coef == 0
+    assert any(f"{A}.use_kl_loss is empty, and is read as false" in text for text in loaded.warnings)
+
+
+def test_names_of_samplers_that_are_no_more(tmp_path: Path) -> None:
+    loaded = read_config(None, [*SIZES, f"{R}.name=sglang_async"], "verl")
+    assert not loaded.problems and loaded.config.rollout.engine == "sglang"
+    assert not read(tmp_path, "", f"{R}.name=trtllm").problems
+
+
 def test_bounds_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     rs = f"{CORRECTION}.rollout_rs"
     [problem] = read(tmp_path, "{}", f"{rs}=token", f"{rs}_threshold=2", f"{rs}_threshold_lower=3").problems
@@ -111,9 +141,11 @@ class TestLaterFineTuning:
         config = self.sft("optim.lr_scheduler_type=constant", file="sft_trainer").config
         assert config.policy.schedule.name == "cosine" and config.data.messages_column is None
 
-    def test_halved_precision_is_refused(self) -> None:
-        [problem] = self.sft("engine.dtype=fp16").problems
-        assert problem.what.startswith("engine.dtype=fp16 needs loss scaling")
+    def test_halved_precision_computes_with_full_trained_weights(self) -> None:
+        loaded = self.sft("engine.dtype=fp16", "engine.model_dtype=fp16")
+        assert (loaded.problems, loaded.config.model.compute_dtype) == ((), "float16")
+        assert loaded.config.model.master_dtype == "float32"
+        assert any(text.startswith("engine.model_dtype: the trained weights are float32") for text in loaded.warnings)
 
     def test_a_split_that_devices_do_not_have_is_refused(self) -> None:
         loaded = read_config(
@@ -198,3 +230,38 @@ def test_here_keeps_the_tokens_that_devices_pooled_for_a_sequence() -> None:
     assert loaded.problems == ()
     assert loaded.config.policy.max_tokens_per_micro_batch == 48_000
     assert any("48000 instead of 24000" in change for change in loaded.changes)
+
+
+SCORED = ("reward_model.enable=True", "reward_model.micro_batch_size_per_gpu=4")
+
+
+def test_a_reward_model_is_sharded_where_there_are_devices_to_share_it() -> None:
+    two = read_config(None, [*SIZES, *SCORED, "trainer.n_gpus_per_node=2"], "verl").config.reward.model
+    assert two.engine == "fsdp" and two.engine_options["fsdp_size"] == -1
+    one = read_config(None, [*SIZES, *SCORED, "trainer.n_gpus_per_node=1"], "verl").config.reward.model
+    assert (one.engine, one.engine_options) == ("local", {})
+    here = read_config(None, [*SIZES, *SCORED, "trainer.n_gpus_per_node=2"], "verl", here=True).config.reward.model
+    assert (here.engine, here.engine_options) == ("local", {})
+
+
+def test_arguments_of_the_manager_batch_reach_its_function() -> None:
+    keys = (
+        "reward_model.reward_manager=batch",
+        "custom_reward_function.path=my.py",
+        "+reward_model.reward_kwargs.scale=2",
+    )
+    loaded = read_config(None, [*SIZES, *keys], "verl", here=True)
+    [term] = loaded.config.reward.terms
+    assert not loaded.unsupported and term.batched and term.options == {"scale": 2}
+    naive = read_config(None, [*SIZES, "+reward_model.reward_kwargs.scale=2"], "verl", here=True)
+    assert [one.field for one in naive.unsupported] == ["reward_model.reward_kwargs.scale"]
+
+
+def test_adapters_in_megatrons_words(tmp_path: Path) -> None:
+    lora = "actor_rollout_ref.model.lora"
+    found = read(tmp_path, "", f"{lora}.rank=8").config.policy.lora
+    assert (found.rank, found.alpha) == (8, 32.0)
+    assert found.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert read(tmp_path, "", f"{lora}.rank=0").config.policy.lora is None
+    [problem] = read(tmp_path, "", f"{lora}.rank=8", f"{lora}.target_modules=[linear_qvk]").problems
+    assert "names 'linear_qvk', which is no kind of layer" in problem.what

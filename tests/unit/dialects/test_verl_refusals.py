@@ -65,12 +65,23 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "reward_model.reward_manager=naive",
     ),
     (
-        ("reward_model.sandbox_fusion.url=http://here",),
-        "reward_model.sandbox_fusion.url",
-        "model-written code runs in boxes on this machine",
+        ("+actor_rollout_ref.rollout.chat_scheduler=a.py",),
+        f"{R}.chat_scheduler",
+        "is refused: turns are run by tools",
         "",
     ),
-    (("+reward.sandbox_fusion.url=http://here",), "reward.sandbox_fusion.url", "no sandbox server is called", ""),
+    (
+        (f"{R}.name=trtllm", f"{R}.tensor_model_parallel_size=1"),
+        f"{R}.name",
+        "no sampler of TensorRT-LLM",
+        f"{R}.name=vllm",
+    ),
+    (
+        ("+algorithm.rollout_is=True", "+algorithm.rollout_is_threshold=2.0", "+algorithm.rollout_is_veto_threshold=0"),
+        "algorithm.rollout_is_veto_threshold",
+        "a ratio is above 0",
+        "algorithm.rollout_is_veto_threshold=1e-4",
+    ),
     # batch sizes
     (
         (f"{A}.ppo_micro_batch_size=8",),
@@ -250,6 +261,12 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         ("actor_rollout_ref.hybrid_engine=False",),
         "actor_rollout_ref.hybrid_engine",
         "gives the sampler devices of its own, and no key says which",
+        "",
+    ),
+    (
+        (*CRITIC, f"{A}.loss_agg_mode=token_mean"),  # the critic's refers to it
+        f"{A}.loss_agg_mode",
+        "must be one of token-mean",
         "",
     ),
     (
@@ -802,6 +819,11 @@ def test_contents_of_checkpoints() -> None:
     ppo = ("algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=8")
     [told] = read(*ppo, "critic.checkpoint.save_contents=[model]").ignored
     assert told.key == "critic.checkpoint.save_contents" and "actor and critic together" in told.reason
+
+
+def test_a_field_that_nobody_wrote_is_called_by_a_key_that_has_a_default() -> None:
+    """placement.devices is of trainer.n_gpus_per_node, 8 unless written, and not of a sampler's own devices."""
+    assert read().words.key("placement.devices") == "trainer.n_gpus_per_node"
 
 
 def test_a_fix_that_verl_has_no_key_for_is_written_in_our_section():

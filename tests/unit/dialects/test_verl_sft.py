@@ -72,12 +72,20 @@ def test_a_defaults_list_starts_from_verls_file(tmp_path: Path) -> None:
     assert (loaded.entry, loaded.config.policy.optimizer.lr, loaded.problems) == ("sft", 2e-5, ())
 
 
+def test_trained_weights_of_float16_are_float32_with_a_warning() -> None:
+    read_fp16 = read("model.fsdp_config.model_dtype=fp16")
+    assert (read_fp16.config.model.master_dtype, read_fp16.problems) == ("float32", ())
+    said = [text for text in read_fp16.warnings if text.startswith("model.fsdp_config.model_dtype")]
+    assert len(said) == 1
+    assert "the trained weights are float32" in said[0]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("data.chat_template=x", "data.chat_template is refused: verl also stops at any value"),
         ("data.prompt_key=[a,b]", "data.prompt_key names 2 columns, and a prompt is in one"),
-        ("model.fsdp_config.model_dtype=fp16", "model_dtype=fp16 needs loss scaling"),
+        ("model.fsdp_config.model_dtype=fp8", "model_dtype must be one of fp32, bf16, fp16"),
         ("trainer.save_freq=0", "trainer.save_freq is 0, at which verl stops"),
         ("trainer.test_freq=0", "trainer.test_freq is 0, at which verl stops"),
         ("ulysses_sequence_parallel_size=2", "1 devices do not split into groups of 2 that share a sequence"),
@@ -151,3 +159,12 @@ def test_devices_that_share_a_sequence_are_no_matter_here() -> None:
     assert any("do not split into groups of 2" in problem.what for problem in refused.problems)
     loaded = read_config("sft_trainer_engine", keys, "verl", entry=SFT, here=True, skip_files=True)
     assert not loaded.problems and loaded.config.policy.sequence_parallel == 1
+
+
+def test_devices_that_torchrun_gives_are_one_here() -> None:
+    """verl 0.2's file says nothing of them, and its launches share a sequence over two."""
+    overrides = ["data.train_files=a", "ulysses_sequence_parallel_size=2", "use_remove_padding=True"]
+    loaded = read_config("sft_trainer", overrides, "verl@0.2", here=True, entry=SFT)
+    assert not loaded.problems and loaded.config.policy.sequence_parallel == 1
+    assert any("1 instead of 2" in text for text in loaded.warnings)
+    assert read_config("sft_trainer", overrides, "verl@0.2", entry=SFT).problems

@@ -13,7 +13,7 @@ import yaml
 from posttrain.config.reading.compose import compose
 from posttrain.data.images import BadImage, read_images
 from posttrain.data.record_files import read_records
-from posttrain.data.tool_calls import tool_calls
+from posttrain.data.tool_forms import calls_of
 from posttrain.errors import ConfigError, DataError
 from posttrain.libraries import json_text, yaml_text
 from posttrain.report.read import read_run
@@ -76,7 +76,7 @@ def test_deep_json_is_a_row_that_is_refused(depth: int, opening: str, tmp_path: 
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=r"(line 1 of rows\.jsonl|rows\.json) is not JSON: .*100 deep"):
             list(read_records(tmp_path / name))
-    [call] = tool_calls(f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>')
+    [call] = calls_of("hermes", f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>', {})
     assert "100 deep" in call.problem
 
 

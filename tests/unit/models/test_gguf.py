@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,3 +115,18 @@ def test_names_of_pre_tokenizers() -> None:
         assert pre_tokenizer_name({"type": "Sequence", "pretokenizers": parts}) == name
     with pytest.raises(ModelError, match="no name for"):
         pre_tokenizer_name({"type": "Metaspace"})
+
+
+def test_a_file_beside_its_model_is_read_alone(tmp_path: Path, tiny_llama: Path) -> None:
+    """As `posttrain export --gguf` writes it: with the tokenizer of the folder beside it, transformers dropped the template."""
+    from posttrain.models.chat import load_gguf
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    state = json.loads((folder / "tokenizer.json").read_text())  # with a merge, as real ones have
+    state["model"]["vocab"] = {token: number for token, number in state["model"]["vocab"].items() if number} | {"he": 0}
+    state["model"]["merges"], state["pre_tokenizer"]["use_regex"] = [["h", "e"]], True
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    write_gguf(folder, folder / "model-f32.gguf", "f32")
+    _, tokenizer = load_gguf(folder / "model-f32.gguf")
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(tiny_llama).chat_template is not None

@@ -16,6 +16,7 @@ from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError
 from posttrain.models import lora
 from posttrain.models.loading import load_causal_lm
+from posttrain.models.merging import merge_saved_adapter
 from posttrain.models.packed_attention import packed_layout
 
 peft = pytest.importorskip("peft")
@@ -166,7 +167,7 @@ def test_saved_adapter_is_read_by_peft(saved: tuple[PreTrainedModel, Path], tiny
 
 def test_merged_export_is_base_plus_adapter(saved: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
     model, folder = saved
-    lora.merge_saved_adapter(folder, tmp_path / "out")
+    merge_saved_adapter(folder, tmp_path / "out")
     merged, expected = load_file(tmp_path / "out" / "model.safetensors"), lora.merged_weights(model)
     assert merged.keys() == expected.keys()
     for name, tensor in merged.items():
@@ -243,7 +244,7 @@ def test_base_that_is_gone_is_named(saved: tuple[PreTrainedModel, Path], tmp_pat
     base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
     config.write_text(text.replace(base, "/gone"))
     with pytest.raises(ModelError, match="cannot be merged into /gone"):
-        lora.merge_saved_adapter(folder, tmp_path / "out")
+        merge_saved_adapter(folder, tmp_path / "out")
 
 
 def test_without_peft_the_install_line_is_told(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:

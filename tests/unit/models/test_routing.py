@@ -27,7 +27,7 @@ from posttrain.records.plans import LossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.samples import sample_rows
 from posttrain.records.trajectories import Reward, SamplingParams, ScoredGroup
-from posttrain.steps.assemble import pad
+from posttrain.steps.padding import pad
 
 MIXTURES: list[Family] = [family for family, more in FAMILIES.items() if "num_experts_per_tok" in more]
 PLAN = LossPlan(name="gpg", aggregation="token_mean", temperature=1.0)

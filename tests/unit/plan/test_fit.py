@@ -46,7 +46,7 @@ def fullest(config: RunConfig) -> int:
 def test_a_proposal_fits_and_the_next_size_does_not(model: str, gib: int) -> None:
     config = load(None, [*GIVEN, model]).config
     found = fits(config, gib)
-    assert found and len(found) == 6
+    assert found and len(found) == 8
     limit = gib * GIB * (1 - RESERVE)
     for fit in found:
         if not fit.settings:

@@ -25,6 +25,7 @@ from posttrain.processes import descendants, fork_gate, frames, proc, wire
 from posttrain.processes import pool as pool_module
 from posttrain.processes.limits import Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
+from posttrain.processes.waiting import Waiting, WaitingCall
 
 # A module of handlers. `loaded` says in which process it was loaded.
 SOURCE = """
@@ -81,6 +82,22 @@ def answers_twice(setup):
                 except OSError: pass
         return call
     return handler
+
+def draws(setup):
+    import random
+    from posttrain.processes import worker
+    frames, read = [], worker.read_frame
+    worker.read_frame = lambda *given: [frames.append(1), read(*given)][1]
+    return lambda call: [call, random.random(), os.getpid(), len(frames)]
+
+def fatal(setup):
+    ways = {"": lambda: 0, "exit": lambda: os._exit(3), "raise": lambda: {}[0], "long": lambda: "x" * 20_000,
+            "loop": lambda: [None for _ in iter(int, 1)],
+            "thread": lambda: threading.Thread(target=time.sleep, args=(9,), daemon=True).start() or 0}
+    return lambda call: ways[call]()
+
+def sleeps(setup):
+    return lambda call: [time.sleep(call), os.getpid()][1]
 
 def forks(setup):
     return lambda call: [subprocess.run(["echo", str(n)], capture_output=True, text=True).stdout for n in range(call)]
@@ -390,3 +407,48 @@ def test_a_bomb_without_a_gate_is_killed_as_well() -> None:
 def test_where_there_is_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_gate.platform, "machine", lambda: "riscv64")
     assert fork_gate.close_gate() is None
+
+
+def test_short_calls_cross_together_and_answer_as_alone(make: Make) -> None:
+    pool = make("draws", workers=2)
+    alone = [value(pool.submit(number, seed=number)) for number in range(40)]
+    together = [pool.submit(number, seed=number) for number in range(40)]
+    assert [value(reply)[:2] for reply in together] == [found[:2] for found in alone]
+    requests = {tuple(value(reply)[2:]) for reply in [pool.submit(0, seed=0) for _ in range(400)]}
+    assert len(requests) < 200  # by the worker's count of frames that it has read
+
+
+@pytest.mark.parametrize("fatal", ["exit", "raise", "thread", "loop", "long"])
+def test_a_fatal_call_among_short_ones_fails_alone(make: Make, fatal: str) -> None:
+    pool = make("fatal", workers=2, wall_s=1.0, answer_bytes=10_000)
+    for _ in range(3):  # until many cross together
+        assert [value(reply) for reply in [pool.submit("") for _ in range(100)]] == [0] * 100
+    replies = [pool.submit(fatal if number == 50 else "") for number in range(100)]
+    found = [reply.result() for reply in replies]
+    expected = {"exit": "crashed", "raise": "exception", "loop": "timeout", "long": "output_limit"}
+    at_fault = found.pop(50)
+    assert (at_fault.reason if isinstance(at_fault, CallFailure) else "") == expected.get(fatal, "")
+    assert found == [Answer(0)] * 99
+
+
+def test_long_calls_are_left_to_the_other_workers(make: Make) -> None:
+    pool = make("sleeps", workers=2)
+    for _ in range(4):
+        for reply in [pool.submit(0.0) for _ in range(100)]:
+            value(reply)
+    processes = {value(reply) for reply in [pool.submit(0.05) for _ in range(8)]}
+    assert len(processes) == 2
+
+
+def test_closing_answers_calls_that_were_put_back() -> None:
+    waiting: Waiting[str] = Waiting(1)
+    calls: list[WaitingCall[str]] = [WaitingCall(b"", Future()) for _ in range(4)]
+    for call in calls:
+        waiting.put(call)
+    assert waiting.take() == calls[:1]
+    assert not waiting.answered(calls[:1], 1, 0.0)
+    both = waiting.take()
+    assert both == calls[1:3]
+    assert waiting.close() == calls[3:]
+    assert waiting.answered(both, 1, 0.0) == calls[2:3]
+    assert not waiting.put(calls[0]) and waiting.take() == []

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import (
     scored_from_plain,
@@ -47,6 +48,9 @@ def test_every_field_comes_back() -> None:
         env_reward=0.25,
         env_metrics=(("moves", 2.0),),
         experts=np.arange(12, dtype=np.int16).reshape(3, 2, 2),
+        images=PromptImages(
+            files=(b"a\xff", b"b"), features={"pixel_values": np.float32([[0.1, 2]])}, content_hash="h", in_prompt=1
+        ),
     )
     second = Trajectory(
         sample_id="a:1/1",
@@ -69,6 +73,11 @@ def test_every_field_comes_back() -> None:
     experts = found.group.trajectories[1].earlier[0].experts
     assert experts is not None and experts.dtype == np.int16 and (experts == first.experts).all()
     assert found.group.trajectories[1].experts is None
+    images = found.group.trajectories[0].images
+    assert images is not None and found.group.trajectories[1].images is None
+    assert (images.files, images.content_hash, images.in_prompt) == ((b"a\xff", b"b"), "h", 1)
+    assert images.features["pixel_values"].dtype == np.float32
+    assert images.features["pixel_values"].tolist() == [[np.float32(0.1), 2.0]]
 
 
 def test_an_unfinished_response_comes_back() -> None:

@@ -205,6 +205,7 @@ def test_charts_name_their_axis_and_fold_away_nothing_but_zeros(visit: Open, tmp
     assert one.page.locator("#charts svg text.x-word").all_text_contents() == ["step", "step"]
     assert one.texts("#headline h3")[0] == "Held-out accuracy · all questions"
     one.page.click("#more summary")
+    one.page.locator("#more-charts .title").first.wait_for()  # they are drawn when the browser says that it is open
     assert {"policy/clip_fraction", "policy/kl_old"} <= set(one.texts("#more-charts .title"))
 
 

@@ -12,6 +12,7 @@ from posttrain.errors import ConfigError
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.load import check_rewards, load_rewards
+from posttrain.rewards.verl.scores import default_compute_score as default_score
 
 CODE = '''
 from collections import defaultdict
@@ -124,6 +125,59 @@ def test_a_reward_loop_is_called_with_one_row_at_a_time(own):
     ]
 
 
+OLD_CODE = """
+import torch
+from verl.workers.reward_manager import BatchRewardManager
+
+def {default}(data_source, solution_str, ground_truth):
+    return 0.25
+
+class Math:
+    def __init__(self, tokenizer, num_examine, compute_score=None):
+        self.tokenizer, self.compute_score = tokenizer, compute_score or {default}
+
+    def __call__(self, data):
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        for row in range(len(data)):
+            text = self.tokenizer.decode(data[row].batch["responses"])
+            rewards[row, -1] = self.compute_score(data_source="openai/gsm8k", solution_str=text, ground_truth="7 7")
+        return rewards
+
+class Batches(BatchRewardManager):
+    def __init__(self, tokenizer, num_examine, compute_score, reward_fn_key="data_source"):
+        super().__init__(tokenizer, num_examine, compute_score, reward_fn_key)
+        self.tokenizer, self.compute_score = tokenizer, compute_score
+
+    def verify(self, data):
+        rows = [item.non_tensor_batch for item in data]
+        return self.compute_score(data_sources=["openai/gsm8k"] * len(rows), solution_strs=["#### 7", "#### 8"],
+                                  ground_truths=["7"] * len(rows), extra_infos=[row["extra_info"] for row in rows])
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "term", "expected"),
+    [
+        ("mine", {}, 0.0),  # as verl from 0.4 on, which hands over its default
+        ("mine", {"own_score": True}, 0.25),
+        ("_default_compute_score", {}, 0.25),
+        ("mine", {"own_score": True, "scores_with": "OWN:compute_score"}, 1.0),
+    ],
+)
+def test_a_manager_with_a_default_of_its_own_uses_it_as_under_its_verl(own, tmp_path, default, term, expected):
+    (tmp_path / "old.py").write_text(OLD_CODE.format(default=default))
+    term = {name: value.replace("OWN", own) if name == "scores_with" else value for name, value in term.items()}
+    [outcome] = scored(str(tmp_path / "old.py"), "Math", (7, 7), **term)
+    assert outcome.value == expected
+
+
+@pytest.mark.parametrize("own_score", [False, True])
+def test_a_manager_of_batches_gets_the_default_for_lists(own, tmp_path, own_score):
+    (tmp_path / "old.py").write_text(OLD_CODE.format(default="_default_compute_score"))
+    outcomes = scored(str(tmp_path / "old.py"), "Batches", (7, 7), (8,), own_score=own_score)
+    assert [outcome.value for outcome in outcomes] == [1.0, 0.0]
+
+
 def test_a_wrong_shape_is_no_reward(own):
     [outcome] = scored(own, "Wrong", (4, 5))
     assert isinstance(outcome, Invalid)
@@ -138,3 +192,16 @@ def test_names_and_arguments_are_checked(own):
     term = RewardTerm(name="votes", path=own, kind="manager", options={"bonsu": 1})
     with pytest.raises(ConfigError, match=r"votes could not be constructed: TypeError: .*'bonsu'"):
         load_rewards(RewardConfig(terms=[term]), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "response", "expected"),
+    [("openai/gsm8k", "#### 12", 1.0), ("openai/gsm8k", "#### 13", 0.0), ("lighteval/MATH", r"\boxed{12}", 1.0)],
+)
+def test_the_default_score_is_a_number_that_a_manager_can_assign(source: str, response: str, expected: float) -> None:
+    found = default_score(source, response, "12")
+    assert type(found) is float and found == expected
+
+
+def test_the_default_score_of_dapo_is_a_mapping_as_in_verl() -> None:
+    assert default_score("math_dapo", "Answer: 12", "12")["score"] == 1.0

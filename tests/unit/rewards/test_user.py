@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,11 @@ def test_a_function_with_a_pool_of_processes_answers_every_call(tmp_path: Path) 
         ("solution_str", "solution_str", "#### 12"),
         ("data_source, solution_str, ground_truth", "data_source + ground_truth", "s12"),
         ("response, answer", "response + answer", "#### 1212"),
+        (
+            "model_output, ground_truth, timeout_score=0",
+            "model_output + ground_truth",
+            "#### 1212",
+        ),  # verl's math_verify
         ("source, text, truth, more=None", "source + text + truth + str(more)", "s#### 1212{}"),
         ("solution_str, **rest", "solution_str + ','.join(sorted(rest))", "#### 12data_source,extra_info,ground_truth"),
     ],
@@ -136,6 +142,24 @@ def test_a_function_is_called_with_the_parameters_it_takes(
 ) -> None:
     source = f"def compute_score({signature}):\n    return float({expression} == {value!r})\n"
     assert scores(ScorerHere(load_rewards(config(tmp_path, source))).score([group((4, 5))])[0]) == [1.0]
+
+
+def test_a_file_imports_what_lies_beside_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward in a checkout imports the checkout's own packages, as with ``python -m`` in its root."""
+    checkout = tmp_path / "checkout"
+    (checkout / "their_package_0107").mkdir(parents=True)
+    (checkout / "their_package_0107/grading.py").write_text("def grade(text): return len(text)\n")
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    source = (
+        "from their_package_0107.grading import grade\ndef compute_score(solution_str): return grade(solution_str)\n"
+    )
+    workers = start_rewards(config(tmp_path, source))
+    try:
+        [found] = workers.score([group((4, 5))])
+    finally:
+        workers.close()
+    assert scores(found) == [7.0]  # characters of "#### 12"
 
 
 @pytest.mark.parametrize(
@@ -149,3 +173,14 @@ def test_a_function_that_cannot_be_called(tmp_path: Path, signature: str) -> Non
 def test_verl_passes_the_response_since_0_3() -> None:
     loaded = read_config(None, ["custom_reward_function.path=mine.py"], "verl")
     assert loaded.config.reward.terms[0].reads == "response"
+
+
+@pytest.mark.parametrize("parameters", ["prompt, response", "question, answer, weight"])
+def test_a_function_that_wants_a_prompt_first_is_refused(parameters: str, tmp_path: Path) -> None:
+    """By position it would score the reference answer as the response, in silence."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"def score({parameters}): return 1.0\n")
+    options = {"weight": 2} if "weight" in parameters else {}
+    config = RewardConfig.model_validate({"terms": [{"name": "score", "path": str(file), "options": options}]})
+    with pytest.raises(ConfigError, match=r"would get the response as .* name its parameters solution_str"):
+        load_rewards(config)

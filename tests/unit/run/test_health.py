@@ -30,6 +30,12 @@ def test_a_run_that_goes_well_raises_no_alarm(run: dict[str, list[float]]) -> No
     assert [alarm for step, metrics in enumerate(steps_of(run), 1) for alarm in health.look(step, metrics, IDS)] == []
 
 
+def test_a_gap_names_the_cuts_of_the_sampler_first() -> None:
+    """ROLL's defaults (top_p 0.7, top_k 50) alone make a gap of 0.8 on a random model."""
+    [alarm] = Health().look(1, {"gap/mean": 0.8}, IDS)
+    assert "Usual causes: rollout.top_k, top_p or min_p, whose cuts only the sampler's log-probs have; " in alarm
+
+
 # What a fault does to the metrics from the step on in which it is planted, and what is said.
 FAULTS = {
     "stale weights": ({"gap/mean": 0.4}, "sampler and trainer disagree: gap/mean is 0.4, and was about 0.0"),

@@ -11,7 +11,7 @@ import yaml
 
 from posttrain.config import RunConfig, SftConfig
 from posttrain.errors import ConfigError
-from posttrain.run.config_change import HARMLESS, flat
+from posttrain.run.config_change import HARMLESS, Change, flat
 from posttrain.run.run_folder import RunFolder
 
 
@@ -169,6 +169,11 @@ def test_every_harmless_setting_exists() -> None:
     known |= flat(SftConfig.model_validate(tree).model_dump(mode="json"))
     sections = {f"{name.split('.')[0]}." for name in known}
     assert [name for name in HARMLESS if name not in known and name not in sections] == []
+
+
+def test_a_further_judges_devices_are_as_harmless_as_a_judges() -> None:
+    assert Change("reward.more_judges.style.devices", None, [1]).harmless
+    assert not Change("reward.more_judges.style.path", "a", "b").harmless
 
 
 def test_a_setting_that_the_saved_configuration_does_not_know_counts_as_its_default(tmp_path: Path) -> None:

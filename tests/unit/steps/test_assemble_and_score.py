@@ -81,6 +81,15 @@ def test_invalid_response_has_reward_0_and_leaves_the_loss() -> None:
     assert train.advantages[:, 0].tolist() == pytest.approx([0.70711, -0.70711, 0.0, 0.0], abs=1e-4)
 
 
+def test_a_step_without_a_token_is_a_batch_that_teaches_nothing() -> None:
+    """Every episode has failed before its first token."""
+    empty = [ScoredGroup(group=make_group("a", (1, 2), [(), ()]), outcomes=(Invalid("failed"), Invalid("failed")))]
+    batch = assemble(empty)
+    assert batch.sequences.response_lengths.tolist() == [0, 0] and not batch.sequences.last_tokens.any()
+    train = advantages_of(batch, AdvantagePlan(name="grpo"))
+    assert train.counts().tokens == 0 and not train.advantages.any()
+
+
 def test_rows_of_a_batch_keep_their_order_and_their_names() -> None:
     train = advantages_of(assemble(SCORED), AdvantagePlan(name="grpo")).rows([3, 0])
     assert train.sequences.sample_ids == ("b/1", "a/0")

@@ -76,7 +76,7 @@ def baseline(sampler: Sampler, plan: RewardPlan, estimator: str = "remax") -> li
         policy=SimpleNamespace(version=0),
         rollout=sampler,
         reward_model=None,
-        judge=None,
+        judges={},
         worlds=None,
         most_tokens=lambda prompts, sampling: None,
     )

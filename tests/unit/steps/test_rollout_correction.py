@@ -236,6 +236,8 @@ def test_the_gap_is_measured_where_the_starting_weights_scored() -> None:
     first = torch.tensor([[-1.5, -1.0]])  # of the first mini-batch, one row
     metrics = gap_metrics(sequences().rollout_logprobs, first, sequences().response_mask)
     assert (metrics["gap/mean"], metrics["gap/max"], metrics["gap/share_above"]) == (0.25, 0.5, 0.5)
+    nothing = torch.zeros_like(sequences().response_mask)  # every episode has failed before its first token
+    assert gap_metrics(sequences().rollout_logprobs, first, nothing) == {}
 
 
 @pytest.mark.parametrize(("estimator", "named"), [("optimal_token_baseline", True), ("grpo", False)])

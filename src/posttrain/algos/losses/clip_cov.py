@@ -16,13 +16,14 @@ from posttrain.registry import POLICY_LOSSES
 from posttrain.settings import NonNegative, Share
 
 
-@POLICY_LOSSES.register("clip_cov")
+@POLICY_LOSSES.register("clip_cov", chooses_tokens=True)
 def clip_cov(
     policy_logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     mini_batch_tokens: int,
+    chosen: Tensor | None = None,
     *,
     clip_ratio_low: Share = 0.2,
     clip_ratio_high: NonNegative = 0.2,
@@ -33,12 +34,11 @@ def clip_cov(
     """PPO's clipped loss per token; of the unclipped tokens with covariance_low < covariance < covariance_high, some drop out.
 
     Up to max(1, covariance_share x tokens) of them are drawn at random and get loss 0, without gradient. The covariance
-    (of advantage and log-prob, see token_covariance) and the draw are over the whole mini-batch and need the current
-    log-probs of all its tokens before the first backward pass, so the mini-batch must come in one piece. The draw is
-    seeded by the covariances themselves: no state, so a resumed run draws the same.
+    (of advantage and log-prob, see token_covariance) and the draw are over the whole mini-batch: for a part of it they are made
+    before (``choose``). The draw is seeded by the candidates' places: no state, so a resumed run draws the same.
 
     Args: log-probs [B, T] nats (policy carries grad); advantages [B, T]; mask [B, T] bool; mini_batch_tokens, the loss
-        tokens of the mini-batch.
+        tokens of the mini-batch; chosen [B, T] bool, the tokens to drop, None where all of the mini-batch is here.
     Settings:
         clip_ratio_low: the ratio is clipped below at 1 - this.
         clip_ratio_high: the ratio is clipped above at 1 + this.
@@ -47,24 +47,45 @@ def clip_cov(
         covariance_high: only tokens with a covariance below this are dropped.
     Returns: loss [B, T], 0 where mask is False; and what to log, each [B, T]: clip_fraction (1 where the token was drawn
         or the clipped branch won), ratio_mean, kl_old.
-    Raises: RequestError when these are not all tokens of the mini-batch.
+    Raises: RequestError when these are not all tokens of the mini-batch, and none are chosen.
     Source: arXiv:2505.22617.
     """
-    need_whole_mini_batch(mask, mini_batch_tokens, "clip_cov")
+    if chosen is None:
+        need_whole_mini_batch(mask, mini_batch_tokens, "clip_cov")
+        bounds = {"clip_ratio_low": clip_ratio_low, "clip_ratio_high": clip_ratio_high}
+        bounds |= {"covariance_low": covariance_low, "covariance_high": covariance_high}
+        chosen = choose(policy_logprobs, old_logprobs, advantages, mask, covariance_share=covariance_share, **bounds)
     log_r = log_ratio(policy_logprobs, old_logprobs, mask)
     advantages = torch.where(mask, advantages, 0.0)
     loss, report = clipped_surrogate(log_r.exp(), advantages, clip_ratio_low, clip_ratio_high)
+    report["clip_fraction"] = (chosen | report["clip_fraction"].bool()).float()
+    return torch.where(chosen, 0.0, loss), report | distance_report(log_r, mask)
+
+
+def choose(
+    policy_logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    covariance_share: float,
+    covariance_low: float,
+    covariance_high: float,
+) -> Tensor:
+    """The tokens [B, T] bool of a whole mini-batch that clip_cov drops. Arguments as there; no gradient."""
+    log_r = log_ratio(policy_logprobs.detach(), old_logprobs, mask)
+    advantages = torch.where(mask, advantages, 0.0)
+    clipped = clipped_surrogate(log_r.exp(), advantages, clip_ratio_low, clip_ratio_high)[1]["clip_fraction"].bool()
     covariance = token_covariance(policy_logprobs, advantages, mask)
-    clipped = report["clip_fraction"].bool()
     candidates = mask & ~clipped & (covariance > covariance_low) & (covariance < covariance_high)
-    drawn = _draw(candidates, covariance, max(1, int(covariance_share * mini_batch_tokens)))
-    report["clip_fraction"] = (drawn | clipped).float()
-    return torch.where(drawn, 0.0, loss), report | distance_report(log_r, mask)
+    return _draw(candidates, max(1, int(covariance_share * int(mask.sum()))))
 
 
-def _draw(candidates: Tensor, covariance: Tensor, count: int) -> Tensor:
+def _draw(candidates: Tensor, count: int) -> Tensor:
     """[B, T] bool: ``count`` of the candidates, or all when they are fewer."""
-    seed = hashlib.blake2b(covariance.cpu().numpy().tobytes(), digest_size=7).digest()
+    seed = hashlib.blake2b(candidates.cpu().numpy().tobytes(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
     places = candidates.flatten().nonzero().squeeze(1)
     chosen = places[torch.randperm(len(places), generator=generator)[:count].to(places.device)]

@@ -7,21 +7,24 @@ import hmac
 import itertools
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.backends.endpoint.body import read_body
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
-from posttrain.backends.endpoint.request import EndpointRequest, answer, read
+from posttrain.backends.endpoint.request import EchoedPrompt, EndpointRequest, answer, read, shown_text
 from posttrain.backends.endpoint.sessions import Sessions, SessionTurn
 from posttrain.data.chat_api import Refused, as_events, check_model, error_body
+from posttrain.data.responses_api import as_chat, as_response, as_response_events
+from posttrain.data.tool_forms import DEFAULT
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
 from posttrain.interfaces.rollout_engine import Request
@@ -44,8 +47,13 @@ class EndpointPlan:
     sampling: SamplingParams
     max_prompt_tokens: int
     any_sampling: bool
+    seeds: bool = False  # the sampler draws by the seed of a request
+    samplings: bool = False  # and from its distribution
+    tops: bool = False  # and reports the likeliest tokens
+    echoes: bool = False  # and the log-probs of its prompt
     session_header: str
     max_sessions: int
+    tool_call_form: str = DEFAULT
     host_names: frozenset[str] = frozenset({"localhost"})  # by which clients may call this machine, beside addresses
 
 
@@ -62,7 +70,7 @@ class Endpoint:
     ):
         self._plan = plan
         self._driver = driver
-        self._writer = TemplateTurns(tokenizer, options)
+        self._writer = TemplateTurns(tokenizer, options, form=plan.tool_call_form)
         self._tokenizer = tokenizer
         self._sessions = Sessions(self._writer, plan.max_sessions)
         self._record = record
@@ -76,17 +84,22 @@ class Endpoint:
                 Route("/v1/models", self.models),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/responses", self.responses, methods=["POST"]),
             ]
         )
 
+    @property
+    def plan(self) -> EndpointPlan:
+        return self._plan
+
     async def health(self, http: HttpRequest) -> Response:
         """Report health. Needs no token."""
-        if refusal := self._wrong_host(http):
+        if refusal := self.wrong_host(http):
             return refusal
         return JSONResponse({"ok": self._driver.alive}, 200 if self._driver.alive else 503)
 
     async def models(self, http: HttpRequest) -> Response:
-        if refusal := self._refusal(http):
+        if refusal := self.refusal(http):
             return refusal
         model = {"id": self._plan.model, "object": "model", "created": 0, "owned_by": "posttrain"}
         return JSONResponse({"object": "list", "data": [model]})
@@ -97,14 +110,29 @@ class Endpoint:
     async def completions(self, http: HttpRequest) -> Response:
         return await self._answered(http, chat=False)
 
-    async def _answered(self, http: HttpRequest, *, chat: bool) -> Response:
-        if refusal := self._refusal(http):
+    async def responses(self, http: HttpRequest) -> Response:
+        return await self._answered(http, chat=True, as_items=True)
+
+    async def _answered(self, http: HttpRequest, *, chat: bool, as_items: bool = False) -> Response:
+        """Answer a request; ``as_items``, of the responses API."""
+        if refusal := self.refusal(http):
             return refusal
         try:
             body = await _body(http, self._largest_body)
-            asked = read(body, self._plan.sampling, chat=chat, any_sampling=self._plan.any_sampling)
+            body = as_chat(body) if as_items else body
+            plan = self._plan
+            asked = read(
+                body,
+                plan.sampling,
+                chat=chat,
+                any_sampling=plan.any_sampling,
+                seeds=plan.seeds,
+                samplings=plan.samplings,
+                tops=plan.tops,
+                echoes=plan.echoes,
+            )
             check_model(body, self._plan.model)
-            return await self._sampled(http, asked)
+            return await self._sampled(http, asked, as_items=as_items)
         except Refused as refused:
             return _error(str(refused), refused.status)
         except RequestError as error:  # the chat template rejects the messages
@@ -116,85 +144,128 @@ class Endpoint:
     def _largest_body(self) -> int:
         return min(max(_SMALLEST_LIMIT, _BYTES_PER_TOKEN * self._plan.max_prompt_tokens), _LARGEST_LIMIT)
 
-    def _wrong_host(self, http: HttpRequest) -> Response | None:
+    def wrong_host(self, http: HttpRequest) -> Response | None:
+        """The answer to a request that calls this machine by another name; None where the name is right."""
         if names_this_machine(http.headers.get("host", ""), self._plan.host_names):
             return None
         return _error("this endpoint has another host name (endpoint.host_names adds one)", 421)
 
-    def _refusal(self, http: HttpRequest) -> Response | None:
-        if wrong := self._wrong_host(http):
+    def refusal(self, http: HttpRequest) -> Response | None:
+        """The answer to a request of a wrong host name or token; None where both are right."""
+        if wrong := self.wrong_host(http):
             return wrong
         given = http.headers.get("authorization", "")
         if hmac.compare_digest(given.encode(), f"Bearer {self._plan.token}".encode()):
             return None
         return _error("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
 
-    async def _sampled(self, http: HttpRequest, asked: EndpointRequest) -> Response:
+    async def _sampled(self, http: HttpRequest, asked: EndpointRequest, *, as_items: bool) -> Response:
         number = next(self._numbers)
         session = http.headers.get(self._plan.session_header, "")
-        ids, continues = await asyncio.to_thread(self._tokens, session, asked)
+        prompts, continues = await asyncio.to_thread(self._tokens, session, asked)
         room = self._plan.max_prompt_tokens
-        if len(ids) > room:
-            raise Refused(f"the prompt has {len(ids)} tokens, and {room} are allowed (data.max_prompt_tokens)")
+        longest = max(map(len, prompts))
+        if longest > room:
+            raise Refused(f"the prompt has {longest} tokens, and {room} are allowed (data.max_prompt_tokens)")
         name = f"{session or 'request'}-{number}"
-        responses = await self._responses(http, name, session, ids, asked)
+        responses = await self._responses(http, name, session, prompts, asked)
+        if not asked.max_tokens:  # one token was sampled, which no one asked for
+            responses = [_without_tokens(each) for each in responses]
+        responses = [replace(each, text=self._writer.text_of(each.token_ids)) for each in responses]
         created = time.time()
         for response in responses:
             if response.stop_reason is StopReason.FAILED:
                 raise Refused(f"the sampler failed: {response.failure}", 502)
-        whole = answer(name, self._plan.model, int(created), asked, len(ids), responses)
-        for response in responses if self._record else ():
+        echoed = (
+            [
+                EchoedPrompt(one if isinstance(one, str) else self._writer.text_of(ids), ids)
+                for one, ids in zip(asked.prompts, prompts, strict=True)
+            ]
+            if asked.echo
+            else []
+        )
+        whole = answer(
+            name,
+            self._plan.model,
+            int(created),
+            asked,
+            sum(map(len, prompts)),
+            responses,
+            self._plan.tool_call_form,
+            self._text_of,
+            echoed,
+        )
+        for index, response in enumerate(responses if self._record else ()):
             assert self._record is not None
             self._record.write(
                 session,
                 response.sample_id,
                 asked.messages,
                 asked.tools,
-                ids,
+                prompts[index // asked.answers],
                 response,
                 continues=continues,
                 created=created,
+                sampling=asked.sampling or self._plan.sampling,
             )
-        if session and asked.messages is not None and len(responses) == 1:
+        whole_text = (
+            shown_text(asked, responses[0]) == responses[0].text
+        )  # else the client has other text than was sampled
+        if session and asked.messages is not None and len(responses) == 1 and whole_text:
             told = whole["choices"][0]["message"]
-            self._sessions.remember(session, SessionTurn(asked.messages, asked.tools, ids, responses[0], told))
-        return (
-            StreamingResponse(iter(as_events(whole)), media_type="text/event-stream")
-            if asked.stream
-            else JSONResponse(whole)
-        )
+            self._sessions.remember(session, SessionTurn(asked.messages, asked.tools, prompts[0], responses[0], told))
+        answered = as_response(whole) if as_items else whole
+        if not asked.stream:
+            return JSONResponse(answered)
+        events = as_response_events(answered) if as_items else as_events(whole)
+        return StreamingResponse(iter(events), media_type="text/event-stream")
 
-    def _tokens(self, session: str, asked: EndpointRequest) -> tuple[tuple[int, ...], bool]:
-        """Tokenize a prompt, one at a time, in another thread than the event loop's. Returns: its tokens, and True when they
+    def _text_of(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def _tokens(self, session: str, asked: EndpointRequest) -> tuple[list[tuple[int, ...]], bool]:
+        """Tokenize prompts, one at a time, in another thread than the event loop's. Returns: their tokens, and True when they
         continue those of a session."""
         with self._tokenizing:
             return self._tokenized(session, asked)
 
-    def _tokenized(self, session: str, asked: EndpointRequest) -> tuple[tuple[int, ...], bool]:
+    def _tokenized(self, session: str, asked: EndpointRequest) -> tuple[list[tuple[int, ...]], bool]:
         if asked.messages is not None:
-            return self._sessions.prompt_of(session, asked.messages, asked.tools)
-        if isinstance(asked.prompt, str):
-            return tuple(self._tokenizer(asked.prompt, verbose=False)["input_ids"]), False
+            ids, continues = self._sessions.prompt_of(session, asked.messages, asked.tools)
+            return [ids], continues
+        return [self._ids(prompt) for prompt in asked.prompts], False
+
+    def _ids(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self._tokenizer(prompt, verbose=False)["input_ids"])
         size = len(self._tokenizer)
-        if not all(0 <= token < size for token in asked.prompt):
+        if not all(0 <= token < size for token in prompt):
             raise Refused(f"prompt holds a token id outside 0 to {size - 1}")
-        return asked.prompt, False
+        return prompt
 
     async def _responses(
-        self, http: HttpRequest, name: str, session: str, ids: tuple[int, ...], asked: EndpointRequest
+        self, http: HttpRequest, name: str, session: str, prompts: Sequence[tuple[int, ...]], asked: EndpointRequest
     ) -> list[Trajectory]:
         """Sample the responses. Raises: Closed; Refused when the client has disconnected."""
-        names = [f"{name}-{place}" for place in range(asked.answers)]
-        conversation = session if asked.answers == 1 else ""
+        names = [f"{name}-{place}" for place in range(asked.answers * len(prompts))]
+        conversation = session if len(names) == 1 else ""
         waiting = [
             asyncio.wrap_future(
                 self._driver.submit(
                     Request(
-                        sample_id=each, token_ids=ids, max_response_tokens=asked.max_tokens, conversation=conversation
+                        sample_id=each,
+                        token_ids=prompts[place // asked.answers],
+                        max_response_tokens=max(asked.max_tokens, 1),
+                        conversation=conversation,
+                        seed=asked.seed,
+                        sampling=asked.sampling,
+                        top_logprobs=asked.top_logprobs,
+                        prompt_logprobs=asked.echo and asked.with_logprobs,
+                        draws_as="" if asked.seed is None else f"answer {place}",
                     )
                 )
             )
-            for each in names
+            for place, each in enumerate(names)
         ]
         while True:
             _, pending = await asyncio.wait(waiting, timeout=_LOOK_S)
@@ -211,27 +282,17 @@ class Endpoint:
             raise Refused(str(error)) from None
 
 
+def _without_tokens(response: Trajectory) -> Trajectory:
+    """Return a response as one of no tokens; a failed one as it is."""
+    if response.stop_reason is StopReason.FAILED:
+        return response
+    return replace(response, token_ids=(), logprobs=(), top_logprobs=(), stop_reason=StopReason.LENGTH)
+
+
 async def _body(http: HttpRequest, largest: int) -> Any:
     """Read the body. Raises: Refused when it is too long, too late, not JSON, or holds half a character."""
-    too_long = Refused(f"the body has more than {largest} bytes", 413)
-    given = http.headers.get("content-length", "")
-    if given.isdigit() and int(given) > largest:
-        raise too_long
-    pieces: list[bytes] = []
-    size = 0
     try:
-        async with asyncio.timeout(BODY_S):
-            async for piece in http.stream():
-                size += len(piece)
-                if size > largest:
-                    raise too_long
-                pieces.append(piece)
-    except TimeoutError:
-        raise Refused(f"the body did not come within {BODY_S:g} s", 408) from None
-    except ClientDisconnect:
-        raise Refused("the client has left", 499) from None
-    try:
-        body = json_text.loads(b"".join(pieces))
+        body = json_text.loads(await read_body(http, largest=largest, within_s=BODY_S))
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from None
     if half := json_text.half_character(body):

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 from typing import TypeVar
 
-from posttrain.interfaces.rollout_engine import Request, RolloutEngine
+from posttrain.interfaces.rollout_engine import Request, TurnSampler
 from posttrain.records.trajectories import SamplingParams, Trajectory
 
 Item = TypeVar("Item")
@@ -23,7 +23,7 @@ class Closed(Exception):
 class Driver:
     """Samples submitted requests, all with the same settings, until it is closed."""
 
-    def __init__(self, engine: RolloutEngine, sampling: SamplingParams):
+    def __init__(self, engine: TurnSampler, sampling: SamplingParams):
         self._engine = engine
         self._sampling = sampling
         self._inbox: queue.SimpleQueue[tuple[Request, Future[Trajectory]]] = queue.SimpleQueue()

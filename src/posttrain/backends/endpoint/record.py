@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.trajectories import SamplingParams, Trajectory
+
+# The distribution that log-probs are of, and the end of the response.
+_RECORDED = ("temperature", "top_k", "top_p", "min_p", "stop")
 
 
 class Record:
@@ -29,6 +32,7 @@ class Record:
         *,
         continues: bool,
         created: float,
+        sampling: SamplingParams,
     ) -> None:
         """Append a line. ``continues``: the prompt begins with the tokens of the session's previous request and its response."""
         line = {
@@ -44,6 +48,7 @@ class Record:
             "text": response.text,
             "stop_reason": str(response.stop_reason),
             "policy_version": response.policy_version,
+            "sampling": {name: getattr(sampling, name) for name in _RECORDED},
         }
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()

@@ -6,13 +6,10 @@ import asyncio
 import signal
 import socket
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from posttrain.backends.endpoint.app import Endpoint
-from posttrain.backends.endpoint.driver import Driver
 
 MOST_CONNECTIONS = 512
 HEAD_S = 20.0  # for the head of a request, from the connection's start or the request's first byte
@@ -55,11 +52,31 @@ class Connection(H11Protocol):
             self._late = None
 
 
-def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
-    """Answer until a signal asks to stop (a second one stops at once) or the sampler fails."""
+class Working(Protocol):
+    """The thread behind a server that uses the model."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended it."""
+        ...
+
+    def start(self) -> None: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def serve(app: Any, driver: Working, listener: socket.socket, stopping: threading.Event | None = None) -> None:
+    """Answer with an ASGI app until a signal asks to stop (a second one stops at once), ``stopping`` is set, or the driver fails.
+
+    In another thread than the main one, which alone hears signals, no handler is installed.
+    """
+    stopping = threading.Event() if stopping is None else stopping
     server = uvicorn.Server(
         uvicorn.Config(
-            endpoint.app(),
+            app,
             http=Connection,
             log_level="warning",
             lifespan="off",
@@ -73,7 +90,8 @@ def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
             raise KeyboardInterrupt
         server.should_exit = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop) for number in heard}
     # In a thread of its own uvicorn installs no signal handlers.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint", daemon=True)
     driver.start()
@@ -81,7 +99,7 @@ def serve(endpoint: Endpoint, driver: Driver, listener: socket.socket) -> None:
     try:
         while thread.is_alive():
             thread.join(_LOOK_S)
-            if not driver.alive:
+            if stopping.is_set() or not driver.alive:
                 server.should_exit = True
     finally:
         driver.close()

@@ -44,7 +44,7 @@ class InlineHost:
     def finish(self, episode: str) -> None:
         self._do(episode, lambda: self._episodes.pop(episode).close(), closed_of)
 
-    def drop(self, episode: str) -> None:
+    def drop(self, episode: str, failed: EnvFailed | None = None) -> None:
         self._close(episode)
 
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:

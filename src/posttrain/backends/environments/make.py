@@ -217,6 +217,7 @@ def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
             messages=_messages(ask, "messages", EnvAsk),
             tools=_messages(ask, "tools", EnvAsk, role=False),
             max_response_tokens=_count(ask, "max_response_tokens"),
+            trained=ask.get("trained") is not False,
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"a request for a turn: {error}")

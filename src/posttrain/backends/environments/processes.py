@@ -123,7 +123,7 @@ class ProcessHost:
     def finish(self, episode: str) -> None:
         self._send(self._by_episode[episode], {"do": "close"}, self._timeout_s)
 
-    def drop(self, episode: str) -> None:
+    def drop(self, episode: str, failed: EnvFailed | None = None) -> None:
         worker = self._by_episode.get(episode)
         if worker is not None:  # else it has failed, and is closed
             worker.told = False

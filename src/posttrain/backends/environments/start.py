@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.backends.environments.inline import InlineHost
+from posttrain.backends.environments.open.start import start_open
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.config import RunConfig
-from posttrain.config.environment import EnvironmentConfig
+from posttrain.config.environment import OPEN, EnvironmentConfig
+from posttrain.data.images import PromptImageReader
+from posttrain.data.tool_forms import DEFAULT, chosen_form
+from posttrain.data.turn_images import TurnImages
 from posttrain.data.turns import OneMessageTurns, TemplateTurns
 from posttrain.errors import ConfigError, DataError, Problem
 from posttrain.interfaces.env import EnvHost, EnvSpec
@@ -24,11 +29,17 @@ MOST_SHOWN = 5
 
 
 def start_worlds(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, positions: float, prompts: Sequence[Prompt]
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    positions: float,
+    prompts: Sequence[Prompt],
+    processor: PromptImageReader | None = None,
+    folder: Path | None = None,
 ) -> Worlds:
     """Build the host, the turn writer and the rules of this run's episodes. Processes start with the first episode.
 
-    Args: positions, those of the model; prompts, all that will be played.
+    Args: positions, those of the model; prompts, all that will be played; processor, the image processor of a vision model;
+        folder of the run, without which it cannot be open to programs outside.
     Raises: ConfigError when a turn does not fit into the model; DataError when a row names an environment that is not there.
     """
     environment = config.environment
@@ -49,11 +60,11 @@ def start_worlds(
         raise ConfigError(Problem(what, fix=fix, field="environment.max_context_tokens"))
     if longest is None:
         longest = int(min(positions, 2**31)) - turn if whole is None else whole - 1
-    host = _host(environment, config.model.external_modules)
+    host, notes = _host(config, tokenizer, folder)
     check_loading(environment, host)
     return Worlds(
         host=host,
-        writer=writer_of(config, tokenizer),
+        writer=writer_of(config, tokenizer, processor),
         rules=EpisodeRules(
             max_response_tokens=config.rollout.max_response_tokens,
             max_context_tokens=longest,
@@ -63,25 +74,34 @@ def start_worlds(
             sample_per_turn=environment.sample_per_turn,
             changed_history=environment.changed_history,
         ),
-        spec_of=partial(spec_of, environment),
+        spec_of=partial(spec_of, environment, tool_call_form=form_of(config, tokenizer)),
+        notes=tuple(notes),
     )
 
 
-def _host(environment: EnvironmentConfig, modules: Sequence[str]) -> EnvHost:
+def _host(config: RunConfig, tokenizer: PreTrainedTokenizerBase, folder: Path | None) -> tuple[EnvHost, Sequence[str]]:
+    """Return the host of a run's environments, and notes for the user."""
+    environment = config.environment
+    if environment.name == OPEN:
+        if folder is None:
+            what = "programs outside play the environment open, and only posttrain train is open to them"
+            raise ConfigError(Problem(what, fix="name another environment", field="environment.name"))
+        return start_open(config, folder, lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
     if not environment.workers:
-        return InlineHost()
+        return InlineHost(), ()
     code = own_code(environment)
     settings = [environment.settings, *(each.settings for each in environment.named.values())]
-    return ProcessHost(
+    host = ProcessHost(
         environment.workers,
         environment.timeout_s,
         sorted(name for name in code if ":" not in name),
         own=sorted(name for name in code if ":" in name),
-        modules=modules,
+        modules=config.model.external_modules,
         tools=[tool for each in settings for tool in built_in_tools(each)],
         memory_gib=environment.memory_gib,
         variables=[*environment.environment_variables, *names_in(settings)],
     )
+    return host, ()
 
 
 def own_code(environment: EnvironmentConfig) -> dict[str, str]:
@@ -107,14 +127,23 @@ def check_loading(environment: EnvironmentConfig, host: EnvHost) -> None:
         )
 
 
-def writer_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TurnWriter:
+def writer_of(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, processor: PromptImageReader | None = None
+) -> TurnWriter:
     options = config.data.chat_template_options
     if config.environment.conversation == "one_message":
         return OneMessageTurns(tokenizer, options)
-    return TemplateTurns(tokenizer, options, close_turns=config.environment.close_turns)
+    images = TurnImages(processor, config.data.max_image_pixels)
+    close, form = config.environment.close_turns, form_of(config, tokenizer)
+    return TemplateTurns(tokenizer, options, close_turns=close, images=images, form=form)
 
 
-def spec_of(environment: EnvironmentConfig, prompt: Prompt) -> EnvSpec:
+def form_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the form in which the model writes tool calls."""
+    return chosen_form(config.environment.tool_call_form, getattr(tokenizer, "chat_template", None))
+
+
+def spec_of(environment: EnvironmentConfig, prompt: Prompt, *, tool_call_form: str = DEFAULT) -> EnvSpec:
     """Build the environment spec of a row: of the environment that it names in ``named``, else of the run's."""
     asked = prompt.extra_info.get(environment.column) if environment.named else None
     chosen = environment.named.get(str(asked)) if asked is not None else None
@@ -126,6 +155,7 @@ def spec_of(environment: EnvironmentConfig, prompt: Prompt) -> EnvSpec:
         messages=prompt.messages,
         row={**prompt.extra_info, "data_source": prompt.data_source, "ground_truth": prompt.ground_truth},
         max_turns=(chosen.max_turns if chosen else None) or environment.max_turns,
+        tool_call_form=tool_call_form,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.config.judge import JudgeConfig
+from posttrain.config.judge import JUDGE, JudgeConfig, judge_field
 from posttrain.data.templates import apply_template
 from posttrain.errors import ConfigError, PosttrainError, Problem
 from posttrain.interfaces.reward import NotScored
@@ -45,20 +45,20 @@ class Question:
     verdict: Callable[[str], float]
 
 
-def question_of(config: JudgeConfig) -> Question:
-    """Build the question. Raises: ConfigError with all problems."""
+def question_of(config: JudgeConfig, at: str = judge_field(JUDGE)) -> Question:
+    """Build the question. Args: at, the judge's section. Raises: ConfigError with all problems."""
     problems = []
     template = config.prompt_template or TEMPLATE
     if "{response}" not in template:
         what, fix = "prompt_template does not show the response", "write {response} where the response belongs"
-        problems.append(Problem(what, fix=fix, field="reward.judge.prompt_template"))
+        problems.append(Problem(what, fix=fix, field=f"{at}.prompt_template"))
     verdict: Callable[[str], float] = last_line_verdict
     if config.extract is not None:
         try:
             pattern = regex.compile(config.extract)
         except regex.error as error:
             what = f"extract is not a regular expression: {error}"
-            problems.append(Problem(what, field="reward.judge.extract"))
+            problems.append(Problem(what, field=f"{at}.extract"))
         else:
             verdict = _matched(pattern)
     if problems:
@@ -83,12 +83,15 @@ class LocalJudge:
         question: Question,
         sampling: SamplingParams,
         config: JudgeConfig,
+        name: str = JUDGE,
     ):
         self.engine = engine
         self.tokenizer = tokenizer
         self._question = question
         self._sampling = sampling
         self._config = config
+        self.name = name
+        self._at = judge_field(name)
 
     note: str | None = None
 
@@ -108,21 +111,23 @@ class LocalJudge:
             messages = [{"role": "user", "content": content}]
             text, ids = apply_template(self.tokenizer, messages, self._config.chat_template_options)
         except (PosttrainError, ValueError) as error:
-            return Invalid(EXCEPTION, f"judge: {error}"[:500])
+            return Invalid(EXCEPTION, f"{self.name}: {error}"[:500])
         if len(ids) > self._config.max_prompt_tokens:
-            what = f"judge: {len(ids)} tokens, and reward.judge.max_prompt_tokens is {self._config.max_prompt_tokens}"
+            what = (
+                f"{self.name}: {len(ids)} tokens, and {self._at}.max_prompt_tokens is {self._config.max_prompt_tokens}"
+            )
             return Invalid(TOO_LONG, what)
-        name = f"judge/{response.sample_id}"
+        name = f"{self.name}/{response.sample_id}"
         return Prompt(prompt_id=name, token_ids=tuple(ids), text=text, data_source=prompt.data_source)
 
     def _read(self, answer: Trajectory) -> Outcome:
         """Return the verdict in an answer."""
         if answer.stop_reason is StopReason.FAILED:
-            return Invalid(answer.failure_reason or NO_VERDICT, f"judge: {answer.failure}"[:500])
+            return Invalid(answer.failure_reason or NO_VERDICT, f"{self.name}: {answer.failure}"[:500])
         if answer.stop_reason is StopReason.LENGTH:  # a truncated verdict reads as another one
-            return Invalid(NO_VERDICT, "judge: cut at reward.judge.max_tokens")
+            return Invalid(NO_VERDICT, f"{self.name}: cut at {self._at}.max_tokens")
         try:
             value = self._question.verdict(after_think(answer.text))
         except NotScored as error:
-            return Invalid(error.reason, f"judge: {error}"[:500])
-        return Reward(value, texts=(("judge/answer", answer.text[-SHOWN:]),))
+            return Invalid(error.reason, f"{self.name}: {error}"[:500])
+        return Reward(value, texts=((f"{self.name}/answer", answer.text[-SHOWN:]),))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.models.loading import positions_of
 from posttrain.models.packed_attention import packed_layout
 from posttrain.models.value_head import token_values
@@ -22,7 +25,9 @@ class LocalRewardModel:
     """See interfaces.reward.RewardModel: the model's number at the last token of prompt and response.
 
     Args: ``tokenizer`` re-tokenises the conversation for the reward model; None gives it the policy's token ids.
-        ``max_tokens``: a longer conversation loses its beginning; None does not cut.
+        ``max_tokens``: a longer conversation is cut as ``truncation`` says; None does not cut. ``device`` computes, None is the
+        model's own; with rests_on_cpu the weights are there only while a batch is scored. A model sharded over several processes
+        runs equally many passes in each, whatever they have to score.
     """
 
     def __init__(
@@ -32,11 +37,20 @@ class LocalRewardModel:
         *,
         sequences_per_micro_batch: int,
         max_tokens: int | None = None,
+        truncation: str = "left",
+        device: torch.device | None = None,
+        rests_on_cpu: bool = False,
+        sharding: Sharding | None = None,
     ):
         self.model = model
         self.tokenizer = tokenizer
         self.sequences_per_micro_batch = sequences_per_micro_batch
         self.max_tokens = max_tokens
+        self.truncation = truncation
+        self.sharding = sharding or Sharding()
+        self._device = device or model.device
+        self._rests = rests_on_cpu
+        self._rest()
         self._positions = positions_of(model.config.get_text_config())
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
@@ -51,12 +65,35 @@ class LocalRewardModel:
                 conversations[row] = found
         # Similar lengths are batched, so that attention pads little; other rows change a score only by rounding.
         ordered = sorted(conversations, key=lambda row: (len(conversations[row]), row))
-        for start in range(0, len(ordered), self.sequences_per_micro_batch):
-            part = ordered[start : start + self.sequences_per_micro_batch]
+        size = self.sequences_per_micro_batch
+        parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        if self._rests:
+            _move(self.model, self._device)
+        for part in parts:
             for row, score in zip(part, self._scores([conversations[row] for row in part]), strict=True):
                 outcomes[row] = Reward(score) if math.isfinite(score) else Invalid(NOT_FINITE, f"model: scored {score}")
+        for _ in range(self.sharding.most(len(parts)) - len(parts)):
+            self._scores([[0]])  # other processes gather this one's weights
+        self.sharding.weights_changed(self.model)
+        self._rest()
         scored = iter(outcome for outcome in outcomes if outcome is not None)
         return [tuple(next(scored) for _ in group.trajectories) for group in groups]
+
+    def _rest(self) -> None:
+        if self._rests:
+            _move(self.model, torch.device("cpu"))
+
+    def _cut(self, ids: list[int]) -> list[int] | Invalid:
+        """Return the tokens that fit, of a conversation that may have more."""
+        most = self.max_tokens
+        if not most or len(ids) <= most:
+            return ids
+        if self.truncation == "error":
+            return Invalid(TOO_LONG, f"model: {len(ids)} tokens, and reward.model.max_tokens is {most}")
+        if self.truncation == "right":
+            return ids[:most]
+        end = most // 2 if self.truncation == "middle" else most
+        return [*ids[: most - end], *ids[-end:]] if end else ids[:most]
 
     def _conversation(self, group: TrajectoryGroup, trajectory: Trajectory) -> list[int] | Invalid:
         """Return the token ids of prompt and response as the model reads them."""
@@ -69,7 +106,10 @@ class LocalRewardModel:
             except Exception as error:  # noqa: BLE001 - a template is a program from the model's folder and may fail in any way
                 return Invalid(EXCEPTION, f"model: its chat template refuses it: {type(error).__name__}: {error}"[:500])
             ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        ids = ids[-self.max_tokens :] if self.max_tokens else ids
+        cut = self._cut(ids)
+        if isinstance(cut, Invalid):
+            return cut
+        ids = cut
         if len(ids) > self._positions:
             what = f"model: {len(ids)} tokens, and it has {self._positions:.0f} positions; reward.model.max_tokens would cut"
             return Invalid(TOO_LONG, what)
@@ -77,9 +117,10 @@ class LocalRewardModel:
 
     @torch.no_grad()
     def _scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
-        device = self.model.device
+        device = self._device
         lengths = torch.tensor([len(ids) for ids in conversations])
-        scores = token_values(
+        values = partial(
+            token_values,
             self.model,
             (lengths.cumsum(0) - 1).to(device),
             input_ids=torch.tensor([token for ids in conversations for token in ids], device=device)[None],
@@ -87,4 +128,8 @@ class LocalRewardModel:
             attention_layout=packed_layout(lengths.tolist(), device),
             use_cache=False,
         )
-        return [float(score) for score in scores]
+        return [float(score) for score in self.sharding.forward(self.model, values)]
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    model.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.serving.start import make_sampler, start_judge, start_weight_sync
+from posttrain.backends.serving.start import make_sampler, start_judges, start_weight_sync
 from posttrain.backends.serving.thread_crew import crew_of_servers
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.start import (
@@ -20,7 +20,10 @@ from posttrain.backends.torch_training.start import (
 from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers, start_teachers
 from posttrain.backends.torch_training.start_tune import start_tuned
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
+from posttrain.config.config_apart import overrides_of
 from posttrain.config.generate import GenerateConfig
+from posttrain.config.model import ModelConfig
+from posttrain.config.placement import PlacementConfig
 from posttrain.config.roles import needs_ref_logprobs, shares_weights, uses_reference
 from posttrain.config.serve import ServeConfig
 from posttrain.interfaces.roles import Learner, Roles, Tuned
@@ -68,7 +71,7 @@ class InProcess:
             teachers=asked_before(config, teachers, served_teachers(config, tokenizer)),
             critic=critic,
             reward_model=start_reward_model(config, tokenizer, device),
-            judge=start_judge(config, device),
+            judges=start_judges(config, device),
             device=str(device),
             notices=notices,
             work=work_of(model, shares_prompts=config.policy.share_prompts),
@@ -97,15 +100,21 @@ def _beside(config: TrainingConfig, teachers: dict[str, LogprobScorer]) -> dict[
     return teachers if config.distillation.beside_the_student else {}
 
 
+def prepare_sampling_device(placement: PlacementConfig, model: ModelConfig) -> torch.device:
+    """Return the device of a server or a generation; on a CPU, take the number of threads that the configuration gives."""
+    device = pick_device(placement.device)
+    if device.type == "cpu":
+        torch.set_num_threads(threads_of_a_process(placement.cpu_threads))
+        if model.fast_float32:
+            choose_float32_products()
+    return device
+
+
 def start_sampler(
     config: GenerateConfig | ServeConfig | RunConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutEngine, torch.device]:
     """A sampler with a model of its own, for a run that trains nothing."""
-    device = pick_device(config.placement.device)
-    if device.type == "cpu":
-        torch.set_num_threads(threads_of_a_process(config.placement.cpu_threads))
-        if config.model.fast_float32:
-            choose_float32_products()
+    device = prepare_sampling_device(config.placement, config.model)
 
     def load() -> PreTrainedModel:
         return load_causal_lm(
@@ -113,7 +122,7 @@ def start_sampler(
             dtype=DTYPES[config.model.compute_dtype],
             device=device,
             trust_remote_code=config.model.trust_remote_code,
-            config_overrides=config.model.config_overrides,
+            config_overrides=overrides_of(config.model),
         ).requires_grad_(False)
 
     engine = make_sampler(

@@ -16,6 +16,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from posttrain.backends.reward_model.judge import LocalJudge, question_of
 from posttrain.config import RunConfig
+from posttrain.config.config_apart import overrides_of
+from posttrain.config.judge import JudgeConfig, judge_field
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import sends_adapter, shares_weights
@@ -92,7 +94,7 @@ def sampler_plan(
         model_path=path,
         tokenizer_path=_absolute(model.tokenizer_path or model.path),
         trust_remote_code=model.trust_remote_code,
-        config_overrides=model.config_overrides,
+        config_overrides=overrides_of(model),
         dtype=model.compute_dtype,
         cuda=device.type == "cuda",
         seed=seed,
@@ -202,12 +204,14 @@ def _own_address(endpoints: list[str]) -> str:
     return "127.0.0.1" if here else socket.gethostbyname(socket.gethostname())
 
 
-def start_judge(config: RunConfig, device: torch.device) -> LocalJudge | None:
-    """Build the run's judge, when the reward has one, with a sampler and a model of its own."""
-    judge = config.reward.judge
-    if judge is None:
-        return None
-    question = question_of(judge)
+def start_judges(config: RunConfig, device: torch.device) -> dict[str, LocalJudge]:
+    """Build the run's judges, by the names of their verdicts."""
+    return {name: start_judge(config, name, judge, device) for name, judge in config.reward.judges.items()}
+
+
+def start_judge(config: RunConfig, name: str, judge: JudgeConfig, device: torch.device) -> LocalJudge:
+    """Build a judge, with a sampler and a model of its own."""
+    question = question_of(judge, judge_field(name))
     model = config.model.model_copy(
         update={
             "path": judge.path,
@@ -216,6 +220,7 @@ def start_judge(config: RunConfig, device: torch.device) -> LocalJudge | None:
             "chat_template": None,
             "chat_template_file": None,
             "config_overrides": {},
+            "config_path": None,
         }
     )
     rollout = RolloutConfig(
@@ -248,4 +253,4 @@ def start_judge(config: RunConfig, device: torch.device) -> LocalJudge | None:
         top_k=judge.top_k,
         seed=config.run.seed,
     )
-    return LocalJudge(engine, tokenizer, question, sampling, judge)
+    return LocalJudge(engine, tokenizer, question, sampling, judge, name)

@@ -94,7 +94,13 @@ class ServedTeacher:
                 return await self._ask(client, batch, row, k)
 
         async with self._replicas.client() as client:
-            return list(await asyncio.gather(*(of(client, row) for row in range(len(batch)))))
+            asked = [asyncio.create_task(of(client, row)) for row in range(len(batch))]
+            try:
+                return [await each for each in asked]  # of several failures the first row's is reported
+            finally:
+                for each in asked:
+                    each.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
 
     async def _ask(
         self, client: httpx2.AsyncClient, batch: SequenceBatch, row: int, k: int

@@ -21,6 +21,7 @@ from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
+from posttrain.plan.engine import engine_options
 
 Settings = TypeVar("Settings")
 
@@ -54,8 +55,13 @@ class RanksSharding(Sharding, ABC):
 
     @classmethod
     def of_run(cls, config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> Self:
-        """Build the sharding of a run's policy or critic over the initialised processes. Raises: as ``of_options``."""
+        """Build the sharding of a run's policy, critic or reward model over the processes. Raises: as ``of_options``."""
         section = learner_of(config, role)
+        if role == "reward model":
+            options, sequence = engine_options(config, role), 1
+            return cls.of_options(
+                options, role, device_type=device_type, compute_dtype=compute_dtype, sequence=sequence
+            )
         return cls.of_options(
             section.engine_options,
             role,
@@ -116,6 +122,11 @@ class RanksSharding(Sharding, ABC):
     def _speaks(self) -> bool:
         """Return True on one process of those that share a sequence, whose results are equal."""
         return self.rank % self.sequence == 0
+
+    def most(self, count: int) -> int:
+        largest = torch.tensor(count, device=self.device_type)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
 
     def total(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Sum over processes; those that ran only empty micro-batches may lack names that others have."""

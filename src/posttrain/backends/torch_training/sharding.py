@@ -99,6 +99,10 @@ class Sharding:
         out[torch.tensor(list(rows), dtype=torch.int64)] = values
         return out
 
+    def most(self, count: int) -> int:
+        """Return the largest of the processes' counts."""
+        return count
+
     def total(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Sum over all processes."""
         return dict(sums)

@@ -17,6 +17,7 @@ from posttrain.backends.torch_training.rates import Rates
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
+from posttrain.config.config_apart import overrides_of
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import LearnerConfig
@@ -55,7 +56,10 @@ def load_policy(
     torch.manual_seed(config.run.seed)
     scored = isinstance(config, TuneConfig) and config.method.scored
     load = load_score_model if scored else _load_model
-    model = load(config.model, dtype=dtype or DTYPES[config.model.compute_dtype], device=device)
+    quantized = config.policy.lora is not None and config.policy.lora.quantize is not None
+    # Whole weights of a model that is rounded to 4 bits need not fit into the device.
+    whole_at = torch.device("cpu") if quantized else device
+    model = load(config.model, dtype=dtype or DTYPES[config.model.compute_dtype], device=whole_at)
     if config.model.freeze_vision:
         freeze_vision(model)
     if config.model.freeze:
@@ -63,6 +67,7 @@ def load_policy(
     _choose_kernels(model, config.model)
     if config.policy.lora:
         add_adapter(model, config.policy.lora, seed=config.run.seed, head=head_name(model) if scored else None)
+    model.to(device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
     return model, device
 
 
@@ -84,7 +89,7 @@ def load_score_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.d
         dtype=dtype,
         device=device,
         trust_remote_code=config.trust_remote_code,
-        config_overrides=config.config_overrides,
+        config_overrides=overrides_of(config),
         field="model.path",
         of_sequences=True,
     )
@@ -96,7 +101,7 @@ def _load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device
         dtype=dtype,
         device=device,
         trust_remote_code=config.trust_remote_code,
-        config_overrides=config.config_overrides,
+        config_overrides=overrides_of(config),
     )
 
 
@@ -236,7 +241,7 @@ def start_reference(
             dtype=DTYPES[config.model.compute_dtype],
             device=device,
             trust_remote_code=config.model.trust_remote_code,
-            config_overrides=config.model.config_overrides if start == config.model.path else None,
+            config_overrides=overrides_of(config.model) if start == config.model.path else None,
         ).requires_grad_(False)
         fuse_on_cpu(own, config.model)  # as the policy, so that equal weights give equal log-probs
     reference: LogprobScorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
@@ -313,7 +318,7 @@ def start_critic(
         load_value_model,
         path,
         trust_remote_code=config.model.trust_remote_code,
-        config_overrides={**({} if critic.path else config.model.config_overrides), **critic.config_overrides},
+        config_overrides={**({} if critic.path else overrides_of(config.model)), **critic.config_overrides},
         field="critic.path" if critic.path else "model.path",
     )
     model = load(
@@ -340,17 +345,28 @@ def start_critic(
 
 
 def start_reward_model(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, device: torch.device, sharding: Sharding | None = None
 ) -> RewardModel | None:
-    """Build the reward model, when the reward has one."""
+    """Build the reward model, when the reward has one. Shards are float32, and gathered in the compute precision."""
     model = config.reward.model
     if model is None:
         return None
+    loaded = load_reward_model(
+        model,
+        dtype=DTYPES[config.model.compute_dtype] if sharding is None else torch.float32,
+        device="cpu" if sharding and sharding.starts_on_cpu else device,
+    )
+    if sharding is not None:
+        sharding.wrap(loaded)
     return LocalRewardModel(
-        load_reward_model(model, dtype=DTYPES[config.model.compute_dtype], device=device),
+        loaded,
         load_reward_tokenizer(model, tokenizer),
         sequences_per_micro_batch=model.sequences_per_micro_batch_per_device,
         max_tokens=model.max_tokens,
+        truncation=model.truncation,
+        device=device,
+        rests_on_cpu=model.offload and sharding is None,
+        sharding=sharding,
     )
 
 

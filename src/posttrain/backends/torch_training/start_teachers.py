@@ -39,7 +39,13 @@ def start_teacher(
     field = f"distillation.teachers.{role.removeprefix(ROLE)}.path"
     assert teacher.path is not None, "checked with the configuration"
     model_config = config.model.model_copy(
-        update={"path": teacher.path, "tokenizer_path": None, "config_overrides": {}, "chat_template_file": None}
+        update={
+            "path": teacher.path,
+            "tokenizer_path": None,
+            "config_overrides": {},
+            "config_path": None,
+            "chat_template_file": None,
+        }
     )
     check_same_tokens(tokenizer, load_tokenizer(model_config, field=field), field)
     beside = config.distillation.beside_the_student

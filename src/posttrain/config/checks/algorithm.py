@@ -153,7 +153,7 @@ def _term_problems(config: RunConfig) -> Iterator[Problem]:
     known = [term.name for term in reward.terms]
     known += [
         *(["model"] if reward.model else []),
-        *(["judge"] if reward.judge else []),
+        *reward.judges,
         *(["overlong"] if reward.overlong_buffer_tokens else []),
     ]
     for name in chosen:
@@ -175,7 +175,7 @@ def _term_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def algorithm_warnings(config: RunConfig) -> Iterator[str]:
-    """Report settings that have no effect, in sentences."""
+    """Report settings that have no effect, and groups without a baseline, in sentences."""
     correction, default = config.loss.rollout_correction, RolloutCorrectionConfig()
     if correction.weights == "none":
         for name in ("weight_high", "weight_low", "normalize"):
@@ -193,6 +193,20 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
         yield f"advantage.name has no effect: {config.loss.name} does not read advantages"
     elif "reward_terms" in config.advantage.about.inputs:
         yield from _unshaped(config)
+    yield from _alone_in_its_group(config)
+
+
+def _alone_in_its_group(config: RunConfig) -> Iterator[str]:
+    """Report groups of one response whose reward stands for the comparison that the estimator makes."""
+    chosen = config.advantage
+    compares = chosen.about.facts.compares_responses and not config.distillation.alone
+    keeps = chosen.settings.get("lone_sample_keeps_reward", False)
+    if compares and keeps and config.rollout.samples_per_prompt == 1:
+        yield (
+            f"a group of one has no baseline: {chosen.name} compares the responses to a prompt, and with "
+            "rollout.samples_per_prompt=1 there is nothing to subtract from a response's reward, as in verl and SkyRL; "
+            "sample several, such as 8"
+        )
 
 
 def _unshaped(config: RunConfig) -> Iterator[str]:

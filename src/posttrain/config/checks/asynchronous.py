@@ -159,6 +159,13 @@ def _cache_problems(config: RunConfig) -> Iterator[Problem]:
             fix=f"{recompute}, or {_MODE}=colocate",
             field=field,
         )
+    elif not config.asynchronous.sync_between_tokens:
+        yield Problem(
+            f"{field} = keep has no meaning with {_SECTION}.sync_between_tokens = false, whose responses are complete when the "
+            "weights change",
+            fix=f"{recompute}, or {_SECTION}.sync_between_tokens=true",
+            field=field,
+        )
     elif engine in ROLLOUT_ENGINES.names() and not ROLLOUT_ENGINES.facts(engine).keeps_cache:
         able = " or ".join(ROLLOUT_ENGINES.stating("keeps_cache"))
         yield Problem(
@@ -214,6 +221,12 @@ def asynchronous_warnings(config: RunConfig) -> Iterator[str]:
         yield (
             "episodes that had not ended when a run was stopped begin again when it is resumed: environments cannot be saved. "
             "With workers of their own, they answer when they answer, so two runs differ"
+        )
+    bound, prompts = section.max_staleness_steps, config.data.prompts_per_step
+    if section.is_on and bound % 1 and int(prompts * (bound % 1)) == 0:
+        yield (
+            f"{_SECTION}.max_staleness_steps={bound} is the same as {int(bound)}: {bound % 1:g} of a step's {prompts} prompts is "
+            "less than one group"
         )
     engine = config.rollout.engine
     if section.mode == "separate" and engine in ROLLOUT_ENGINES.names():

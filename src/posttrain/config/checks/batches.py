@@ -8,7 +8,13 @@ from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ReferenceConfig
 from posttrain.config.policy import PolicyConfig
-from posttrain.config.roles import needs_ref_logprobs, needs_values, replaces_old_logprobs, scores_tokens_before
+from posttrain.config.roles import (
+    chooses_before,
+    needs_ref_logprobs,
+    needs_values,
+    replaces_old_logprobs,
+    scores_tokens_before,
+)
 from posttrain.errors import Problem
 
 
@@ -28,29 +34,6 @@ def batch_problems(config: RunConfig) -> Iterator[Problem]:
                 "rollout.max_response_tokens",
                 field=field,
             )
-    if "mini_batch_tokens" in config.loss.about.inputs:
-        yield from _whole_mini_batch(config)
-
-
-def _whole_mini_batch(config: RunConfig) -> Iterator[Problem]:
-    policy = config.policy
-    mini_batch = policy.sequences_per_mini_batch or config.data.prompts_per_step * config.rollout.samples_per_prompt
-    most_tokens = mini_batch * (config.data.max_prompt_tokens + config.rollout.max_response_tokens)
-    what = f"{config.loss.name} chooses tokens among those of a whole mini-batch, which is {mini_batch} sequences"
-    tokens, count = "policy.max_tokens_per_micro_batch", "policy.sequences_per_micro_batch_per_device"
-    if policy.max_tokens_per_micro_batch is not None and policy.max_tokens_per_micro_batch < most_tokens:
-        yield Problem(
-            f"{what} of up to {most_tokens} tokens together; micro-batches of {policy.max_tokens_per_micro_batch} tokens "
-            "would each choose for themselves",
-            fix=f"use {tokens}={most_tokens}, or smaller mini-batches",
-            field=tokens,
-        )
-    elif policy.max_tokens_per_micro_batch is None and policy.sequences_per_micro_batch_per_device < mini_batch:
-        yield Problem(
-            f"{what}; micro-batches of {policy.sequences_per_micro_batch_per_device} would each choose for themselves",
-            fix=f"use {count}={mini_batch}, or smaller mini-batches",
-            field=count,
-        )
 
 
 def batch_warnings(config: RunConfig) -> Iterator[str]:
@@ -77,7 +60,11 @@ def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceCon
     several_updates = config.policy.epochs_per_step > 1 or (mini_batch is not None and mini_batch != sequences)
     scores_reference = needs_ref_logprobs(config)
     roles: list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]] = [("policy", config.policy)]
-    scores_policy = scores_tokens_before(config) or (several_updates and not replaces_old_logprobs(config))
+    scores_policy = (
+        scores_tokens_before(config)
+        or chooses_before(config)
+        or (several_updates and not replaces_old_logprobs(config))
+    )
     if scores_policy or scores_reference:
         roles.append(("reference", config.reference))
     if needs_values(config):

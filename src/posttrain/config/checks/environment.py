@@ -8,11 +8,13 @@ from typing import Any, get_type_hints
 from posttrain.config import RunConfig
 from posttrain.config.base import Section
 from posttrain.config.checks.settings import setting_problems
-from posttrain.config.environment import SINGLE_TURN, EnvironmentConfig, TextGameWording
+from posttrain.config.environment import OPEN, SINGLE_TURN, EnvironmentConfig, TextGameWording
 from posttrain.config.roles import holds_a_copy
 from posttrain.errors import Problem
-from posttrain.registry import ENVS
+from posttrain.registry import ENVS, TOOL_FORMS
 from posttrain.settings import Setting
+
+HERE = ("127.0.0.1", "localhost", "::1")
 
 
 def environment_problems(config: RunConfig) -> Iterator[Problem]:
@@ -25,12 +27,23 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
     for tag, each in environment.named.items():
         if each.name in ENVS.names():
             yield from setting_problems_of(each.name, each.settings, f"environment.named.{tag}.settings")
+    if environment.tool_call_form not in ("auto", *TOOL_FORMS.names()):
+        yield TOOL_FORMS.problem(environment.tool_call_form, "environment.tool_call_form")
+    if OPEN in named.values():
+        yield Problem(
+            "open is the environment of a whole run", fix="use environment.name=open", field="environment.named"
+        )
+    if environment.name == OPEN:
+        yield from _open_problems(config)
     if environment.extra_episodes and config.asynchronous.is_on:
         what = "environment.extra_episodes is supported in synchronous training only"
         yield Problem(what, fix="use environment.extra_episodes=0", field="environment.extra_episodes")
-    agents = [field for field, name in {"environment.name": environment.name, **named}.items() if name == "agent"]
-    if agents and environment.workers == 0:
-        what = "an agent runs in a process of its own, and environment.workers is 0"
+    known = [name for name in (environment.name, *named.values()) if name is not None and name in ENVS.names()]
+    asking = next((name for name in known if ENVS.facts(name).asks), None)
+    if asking is not None and environment.workers == 0:
+        what = (
+            f"{'an agent' if asking == 'agent' else asking} runs in a process of its own, and environment.workers is 0"
+        )
         yield Problem(what, fix="use environment.workers=8", field="environment.workers")
     named_ones = environment.named.values()
     for what, weights in (
@@ -54,6 +67,21 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"{field} generates episodes of an environment, and there is none", field=field)
     if environment.used and environment.name != SINGLE_TURN:
         yield from _episode_problems(config)
+
+
+def _open_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report settings that do not go with episodes that programs outside play."""
+    environment = config.environment
+    if environment.named:
+        what = "environment.named does not go with environment.name=open: all episodes are played by programs outside"
+        yield Problem(what, fix="leave environment.named out", field="environment.named")
+    if environment.validation_episodes is not None or config.data.validation_files:
+        what = "validation plays environments of the run, and this one is played by programs outside"
+        field = "data.validation_files" if config.data.validation_files else "environment.validation_episodes"
+        yield Problem(what, fix="leave it out, and evaluate checkpoints with posttrain evaluate", field=field)
+    if environment.conversation == "one_message":
+        what = "programs outside ask for messages, and environment.conversation is one_message"
+        yield Problem(what, fix="use environment.conversation=messages", field="environment.conversation")
 
 
 def _episode_problems(config: RunConfig) -> Iterator[Problem]:
@@ -123,6 +151,10 @@ def environment_warnings(config: RunConfig) -> Iterator[str]:
         if not config.reward.by_turn:
             yield "reward.by_turn has no effect: there is no environment"
         return
+    if environment.name == OPEN and (host := environment.settings.get("host", "127.0.0.1")) not in HERE:
+        yield (
+            f"environment.settings.host={host} can be reached from outside this machine, and what is said is not encrypted"
+        )
     if environment.workers == 0 and environment.timeout_s != EnvironmentConfig().timeout_s:
         yield "environment.timeout_s has no effect: environment.workers is 0, and nothing can be stopped in this process"
     if environment.max_turns is None and not environment.end_at_max_turns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posttrain.config.evaluate import EvaluateConfig, MetricsConfig, ScoringConfig
+from posttrain.config.judge import judge_field
 from posttrain.config.reward_placement import WORKER_FIELDS, runs_code, runs_here
 from posttrain.errors import Problem
 from posttrain.registry import REWARDS
@@ -72,7 +73,7 @@ def unsupported(config: EvaluateConfig) -> list[Problem]:
         found.append(
             Problem(what, fix="use reward terms, or a server that serves the model: http", field="reward.model")
         )
-    if config.reward.judge is not None:
+    for name in config.reward.judges:
         what = "grading responses of a file by a judge of the run's own is planned"
-        found.append(Problem(what, fix="serve the judge (posttrain serve), and use llm_judge", field="reward.judge"))
+        found.append(Problem(what, fix="serve the judge (posttrain serve), and use llm_judge", field=judge_field(name)))
     return found

@@ -8,24 +8,20 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
+from posttrain.config.judge import JUDGE, JudgeConfig, judge_field
 from posttrain.config.reward_placement import WORKER_FIELDS, runs_code, runs_here
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ADVANTAGES, REWARDS, ROLLOUT_ENGINES
 
 BOUNDS = ("above_std", "above_mean", "below_mean")
+_TAKEN = ("model", "environment", "overlong", "reward", "")
 
 
 def reward_problems(config: RunConfig) -> Iterator[Problem]:
     """Report invalid settings."""
     reward, samples = config.reward, config.rollout.samples_per_prompt
     worlds = config.environment.used and config.environment.name != SINGLE_TURN
-    if (
-        not reward.terms
-        and reward.model is None
-        and reward.judge is None
-        and not worlds
-        and not config.distillation.alone
-    ):
+    if not reward.terms and reward.model is None and not reward.judges and not worlds and not config.distillation.alone:
         yield Problem(
             "there is nothing to score responses by: no reward term and no reward model",
             fix="add a term, such as reward.terms=[{name: exact_match}], or reward.model.path",
@@ -37,8 +33,14 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
             fix="give the term's function another name",
             field="reward.terms",
         )
-    if reward.judge is not None:
-        yield from _judge_problems(config)
+    if JUDGE in reward.more_judges:
+        yield Problem(
+            "a further judge is called judge, which is the name of reward.judge",
+            fix="give it another name, such as that of its domain",
+            field=f"reward.more_judges.{JUDGE}",
+        )
+    for name, judge in reward.judges.items():
+        yield from _judge_problems(config, name, judge)
     for index, term in enumerate(reward.terms):
         if term.batched and term.path is None:
             yield Problem(
@@ -66,14 +68,19 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
             yield from _filter_problems(config, chosen, at)
 
 
-def _judge_problems(config: RunConfig) -> Iterator[Problem]:
-    judge = config.reward.judge
-    assert judge is not None
-    if any(term.name == "judge" for term in config.reward.terms):
+def _judge_problems(config: RunConfig, name: str, judge: JudgeConfig) -> Iterator[Problem]:
+    at = judge_field(name)
+    if any(term.name == name for term in config.reward.terms):
         yield Problem(
-            "a reward term is called judge, which is the name of the judge's verdict",
-            fix="give the term's function another name",
-            field="reward.terms",
+            f"a reward term is called {name}, which is the name of {'the' if name == JUDGE else 'a'} judge's verdict",
+            fix="give the term's function another name" if name == JUDGE else "give the judge another name",
+            field="reward.terms" if name == JUDGE else at,
+        )
+    if at != f"reward.{JUDGE}" and (name in _TAKEN or "/" in name):
+        yield Problem(
+            f"a judge cannot be called {name}: samples and metrics have another meaning for that name",
+            fix="give it another name, such as that of its domain",
+            field=at,
         )
     if judge.engine not in ROLLOUT_ENGINES.names() or judge.engine == "http":
         known = [name for name in ROLLOUT_ENGINES.names() if name != "http"]
@@ -81,7 +88,7 @@ def _judge_problems(config: RunConfig) -> Iterator[Problem]:
             f"there is no sampler {judge.engine} for a judge (known: {', '.join(known)})",
             fix=did_you_mean(judge.engine, known, listed=True)
             or "a judge behind a server is the reward term llm_judge",
-            field="reward.judge.engine",
+            field=f"{at}.engine",
         )
 
 
@@ -103,7 +110,7 @@ def _filter_problems(config: RunConfig, chosen: GroupFilterConfig, at: str) -> I
         "reward",
         *(term.name for term in config.reward.terms),
         *(["model"] if config.reward.model else []),
-        *(["judge"] if config.reward.judge else []),
+        *config.reward.judges,
     ]
     looked_at = chosen.metric.split("/")[0]  # a term may give further numbers, as name/key
     # A repeated name becomes name_2.

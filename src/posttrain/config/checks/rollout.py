@@ -38,6 +38,11 @@ def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bo
         if config.policy.lora is None:
             what = "rollout.weight_sync=adapter sends an adapter, and the policy has none"
             yield Problem(what, fix="use rollout.weight_sync=auto, or policy.lora", field="rollout.weight_sync")
+        elif config.policy.lora.quantize is not None:
+            what = (
+                "rollout.weight_sync=adapter puts the adapter on vLLM's own base, and the policy's is rounded to 4 bits"
+            )
+            yield Problem(what, fix="use rollout.weight_sync=disk, which merges it", field="rollout.weight_sync")
         elif config.policy.lora.rank > VLLM_LARGEST_RANK:
             what = (
                 f"vLLM takes adapters up to rank {VLLM_LARGEST_RANK}, and policy.lora.rank is {config.policy.lora.rank}"
@@ -45,11 +50,32 @@ def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bo
             yield Problem(what, fix="use rollout.weight_sync=disk, which merges it", field="rollout.weight_sync")
     for section, sampling in (("rollout", config.rollout), ("validation", config.validation)):
         yield from _logprob_problems(rollout, sampling, section)
+    yield from _replay_problems(config)
     hot = {"temperature": rollout.temperature, "first_token_temperature": rollout.first_token_temperature}
     temperatures = {f"rollout.{name}": value for name, value in hot.items()}
     yield from _temperature_problems(
         rollout.engine, temperatures | {"validation.temperature": config.validation.temperature}
     )
+
+
+def _replay_problems(config: RunConfig) -> Iterator[Problem]:
+    field = "rollout.replay_folder"
+    if config.rollout.replay_folder is None:
+        if config.rollout.replay_steps is not None:
+            what = "rollout.replay_steps names steps of a folder, and rollout.replay_folder is null"
+            yield Problem(what, fix="name the folder, or leave replay_steps out", field="rollout.replay_steps")
+        return
+    for clashes, other in (
+        (config.environment.used, "episodes of an environment"),
+        (config.asynchronous.is_on, "groups that are sampled ahead (asynchronous.mode)"),
+        (config.rollout.routing_replay, "the experts of each token (rollout.routing_replay)"),
+    ):
+        if clashes:
+            yield Problem(
+                f"{field} keeps single-turn responses of synchronous steps, not {other}",
+                fix=f"use {field}=null",
+                field=field,
+            )
 
 
 def _temperature_problems(engine: str, temperatures: Mapping[str, float | None]) -> Iterator[Problem]:

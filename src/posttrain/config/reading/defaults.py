@@ -22,6 +22,10 @@ Tree = dict[str, Any]
 Places = dict[str, Place]
 
 
+# The option of another entry's group, in an entry: ${model_engine}_actor.
+_OPTION = re.compile(r"\$\{([\w/]+)\}")
+# Where a file's own first lines put it, unless the entry that names it does.
+_PACKAGE_LINE = re.compile(r"^#\s*@package\s+([\w.]+)", re.MULTILINE)
 # An override such as optim=megatron or model@actor.model=big: group, package, option.
 _CHOICE = re.compile(r"\+{0,2}([\w/]+)(?:@([\w.]*))?=([\w./-]+)")
 
@@ -34,6 +38,8 @@ class DefaultsEntry:
     package: str  # dotted place below which it is put; "" is the top
     optional: bool
     group: str = ""  # the folder whose files are options, for an entry of the form group: option
+    placed: bool = False  # the entry itself says where: @package
+    overrides: bool = False  # chooses another option for an entry of the files that this list names
 
     @property
     def choice(self) -> tuple[str, str]:
@@ -104,9 +110,10 @@ def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, P
     where = own_places["defaults"].text
     if path.resolve() in chain:
         raise ConfigError(Problem(f"{path.name} leads back to itself through its defaults list", where=where))
-    entries = _entries(own.pop("defaults"), own_places)
-    if not chain:
-        entries = [_chosen(entry, search.choices) for entry in entries]
+    listed = _entries(own.pop("defaults"), own_places)
+    above = {entry.choice: entry.name.rpartition("/")[2] for entry in listed if entry.overrides}
+    search = replace(search, choices={**above, **search.choices})
+    entries = _with_options([_chosen(entry, search.choices) for entry in listed if not entry.overrides])
     chain = (*chain, path.resolve())
     own_places = {key: place for key, place in own_places.items() if key.split(".")[0] != "defaults"}
     if not any(entry.name == "_self_" for entry in entries):
@@ -114,15 +121,17 @@ def _read(path: Path, search: _Search, chain: tuple[Path, ...]) -> tuple[Tree, P
     values: Tree = {}
     places: Places = {}
     for entry in entries:
+        package = entry.package
         if entry.name == "_self_":
             more, more_places = own, own_places
         else:
-            more, more_places = _named(entry, path, search, chain, where)
+            more, more_places, says = _named(entry, path, search, chain, where)
+            package = package if says is None else says
         if not more:
             continue
-        for part in reversed(entry.package.split(".") if entry.package else []):
+        for part in reversed(package.split(".") if package else []):
             more = {part: more}
-        prefix = f"{entry.package}." if entry.package else ""
+        prefix = f"{package}." if package else ""
         merged(values, more)
         places.update({f"{prefix}{key}": place for key, place in more_places.items()})
     return values, places
@@ -134,18 +143,33 @@ def _chosen(entry: DefaultsEntry, choices: Choices) -> DefaultsEntry:
     return entry if option is None else replace(entry, name=f"{entry.group}/{option}")
 
 
+def _with_options(entries: Sequence[DefaultsEntry]) -> list[DefaultsEntry]:
+    """The entries, with the options of groups in place of ${group}."""
+    options = {entry.group: entry.name.rpartition("/")[2] for entry in entries if entry.group}
+    return [
+        replace(entry, name=_OPTION.sub(lambda found: options.get(found[1], found[0]), entry.name)) for entry in entries
+    ]
+
+
+def _own_package(file: Path) -> str | None:
+    """The package that a file's own line ``# @package a.b`` names; None without one."""
+    found = _PACKAGE_LINE.search(file.read_text(encoding="utf-8").partition("\n\n")[0])
+    return None if found is None else _package(found[1], "")
+
+
 def _named(
     entry: DefaultsEntry, user: Path, search: _Search, chain: tuple[Path, ...], where: str
-) -> tuple[Tree, Places]:
+) -> tuple[Tree, Places, str | None]:
+    """The values of an entry's file, their places, and the package that the file itself names where the entry names none."""
     candidates = search.candidates(entry.name, user.parent)
     for candidate in candidates:
         if candidate.is_file():
-            return _read(candidate, search, chain)
+            return *_read(candidate, search, chain), None if entry.placed else _own_package(candidate)
     name = entry.name.rpartition("/")[2]
     if name in search.built_in:
-        return search.built_in[name](), {}
+        return search.built_in[name](), {}, None
     if entry.optional:
-        return {}, {}
+        return {}, {}, None
     file = candidates[0]
     beside = [other.stem for other in file.parent.glob("*.yaml")] if file.parent.is_dir() else []
     raise ConfigError(
@@ -181,17 +205,20 @@ def _entry(item: Any) -> DefaultsEntry | None:
         optional = text.startswith("optional ")
         name = text.removeprefix("optional ").strip()
         group = "" if name.startswith((".", "/")) else name.rpartition("/")[0]
-        return DefaultsEntry(name, _package(package, group), optional)
+        return DefaultsEntry(name, _package(package, group), optional, placed=package is not None)
     if isinstance(item, dict) and len(item) == 1:
         [(key, value)] = item.items()
         text, package = _split_package(str(key))
         optional = text.startswith("optional ")
+        overrides = text.startswith("override ") and not text.startswith("override hydra/")
         group = text.removeprefix("optional ").removeprefix("override ").strip()
         if value is None:  # Hydra's way of naming nothing
             return DefaultsEntry("_nothing_", "", optional=True)
         if not isinstance(value, str):
             return None
-        return DefaultsEntry(f"{group}/{value}", _package(package, group), optional, group)
+        return DefaultsEntry(
+            f"{group}/{value}", _package(package, group), optional, group, package is not None, overrides
+        )
     return None
 
 

@@ -22,7 +22,7 @@ KEYS: dict[str, str] = {
     "cliprange": "loss.clip_ratio_low; the other side is loss.clip_ratio_high",
     "data_files": "data.train_files",
     "dataset": "data.train_files",
-    "dataset_name": "data.train_files; data sets of the hub are downloaded first",
+    "dataset_name": "data.train_files; a data set of the hub is [org/name:train]",
     "dataset_path": "data.train_files",
     "delta": "loss.dual_clip",
     "ds_config": "policy.engine_options; policy.engine names the engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,9 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
             # A shell leaves ~ behind an = as it is, and Hydra's grammar has no such character.
             parsed = _parse(_HOME.sub(r"\1'\2'", text))
         except HydraException as error:
+            if read := _as_json(text):
+                assignments.append(read)
+                continue
             reason = _reason(error) if "=" in text else "there is no ="
             problems.append(Problem(f"{text!r} is not an override ({reason})", fix=_quoted(text)))
             continue
@@ -98,6 +102,19 @@ def _parse(text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_overrides([text])[0]
+
+
+def _as_json(text: str) -> Assignment | None:
+    """An override whose value is a JSON object, whose quoted names Hydra's grammar does not have; None for any other."""
+    match = re.fullmatch(r"(\+{0,2})([\w.]+)=(\{.*\})", text, flags=re.S)
+    if match is None:
+        return None
+    try:
+        value = json.loads(match[3])
+    except ValueError:
+        return None
+    actions: dict[str, Literal["set", "add", "force"]] = {"": "set", "+": "add", "++": "force"}
+    return Assignment(text, match[2], actions[match[1]], value)
 
 
 def _blanks_around_equals(texts: Sequence[str]) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.dialects.reading import Dialect
+from posttrain.dialects.reader import Dialect
 from posttrain.dialects.skyrl.ledger import LEDGER
 from posttrain.dialects.skyrl.rules import rules
 

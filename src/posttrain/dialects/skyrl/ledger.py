@@ -23,6 +23,7 @@ TABLES = Tables(
         "engines",
         "sampling",
         "aliases",
+        "later",
     ),
 )
 LEDGER = TABLES.ledger()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Dialect
+from posttrain.dialects.reader import Dialect
 from posttrain.dialects.verl.ledger import LEDGER
 from posttrain.dialects.verl.rules import rules
 from posttrain.dialects.verl.rules.evaluate import evaluate_rules

@@ -33,6 +33,7 @@ TABLES = Tables(
         "generate",
         "translated",
         "released",
+        "newest",
     ),
 )
 # Numbers of forks: rllm, Skywork-OR1, One-Shot-RLVR, TTRL (n_val, val_temperature), Search-R1 (n_agent)
@@ -41,4 +42,15 @@ WORDS_OF_FORKS = {
     "actor_rollout_ref.rollout.val_temperature": "actor_rollout_ref.rollout.val_kwargs.temperature",
     "actor_rollout_ref.rollout.n_agent": "actor_rollout_ref.rollout.n",
 }
-LEDGER = replace(TABLES.ledger(), words_of_forks=WORDS_OF_FORKS)
+# legacy_reward_impl.yaml of 0.7 and later
+EMPTIED = frozenset(
+    {
+        "critic.model.tokenizer_path",
+        "custom_reward_function.name",
+        *(f"sandbox_fusion.{name}" for name in ("max_concurrent", "memory_limit_mb")),
+        *(f"reward_model.{name}" for name in ("num_workers", "reward_manager", "reward_loop_source")),
+        *(f"reward_model.{name}" for name in ("enable", "enable_resource_pool", "n_gpus_per_node", "nnodes")),
+        *(f"reward_model.model.{name}" for name in ("path", "trust_remote_code")),
+    }
+)
+LEDGER = replace(TABLES.ledger(), words_of_forks=WORDS_OF_FORKS, emptied=EMPTIED)

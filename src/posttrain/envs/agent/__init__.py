@@ -10,17 +10,15 @@ request whose client disconnects (its time limit is over, and it tries again) do
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.chat_api import added_messages, assistant_message
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Listener, TurnRequest
-from posttrain.envs.agent.process import AgentEnd, AgentProcess, start_command, start_function, with_result
+from posttrain.envs.agent.process import AgentEnd, AgentRun, start_command, start_function, with_result
+from posttrain.envs.agent.turns import AskedTurns
 from posttrain.errors import ConfigError, Problem
-from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, Message
+from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn
 from posttrain.registry import ENVS
 
 __all__ = ["Agent", "AgentEpisode", "agent"]
@@ -30,7 +28,7 @@ class AgentFailed(Exception):
     """The agent ended without returning. The message describes how."""
 
 
-@ENVS.register("agent")
+@ENVS.register("agent", asks=True)
 def agent(
     spec: EnvSpec,
     *,
@@ -61,29 +59,6 @@ def agent(
     return Agent(spec, function, command, any_sampling=any_sampling, options=options or {})
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The last answered request of a conversation, and its answer."""
-
-    request: TurnRequest
-    answer: Message
-
-    def added(self, request: TurnRequest) -> Sequence[Message] | None:
-        """Return the messages that a request adds; None when it does not go on behind the answer."""
-        if list(request.tools) != list(self.request.tools):
-            return None
-        return added_messages(self.request.messages, self.answer, request.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A request that the policy is answering, and its conversation before it."""
-
-    request: TurnRequest
-    line: int
-    before: _Conversation | None
-
-
 class Agent:
     """One episode of an agent, as an AskingEnv: requests are turns, and several may wait at a time."""
 
@@ -101,17 +76,9 @@ class Agent:
         self._command = command
         self._options = options
         self._listener = Listener(self._requested, any_sampling=any_sampling, on_gone=self._gone)
-        self._process: AgentProcess | None = None
+        self._process: AgentRun | None = None
         self._emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None] = lambda event: None
-        self._lock = threading.RLock()  # of what follows: requests come in threads
-        self._pending: dict[str, _Pending] = {}  # by the names of their turns
-        self._conversations: dict[int, _Conversation] = {}
-        self._asked = 0
-        self._lines = 0
-        self._turns = 0
-        self._refused = 0
-        self._abandoned = 0
-        self._over = False
+        self._turns = AskedTurns(spec, lambda event: self._emit(event))
         self._metrics: Mapping[str, float] = {}
 
     def begin(self, seed: int, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
@@ -125,99 +92,51 @@ class Agent:
             seed=seed,
             max_turns=self._spec.max_turns,
         )
-        if self._function is not None:
-            self._process = start_function(self._function, episode, self._options, self._listener)
-        else:
-            assert self._command is not None
-            self._process = start_command(self._command, episode)
+        self._process = self.started(episode)
         self._listener.start(episode, self._options)
         self._process.watch(self._ended)
 
+    def started(self, episode: AgentEpisode) -> AgentRun:
+        """Start the agent's process."""
+        if self._function is not None:
+            return start_function(self._function, episode, self._options, self._listener)
+        assert self._command is not None
+        return start_command(self._command, episode)
+
     def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
         """Answer a request, unless its client has gone."""
-        with self._lock:
-            pending = self._pending.get(turn)
-            if pending is None:
-                return  # withdrawn meanwhile
-            request = pending.request
-            if request.gone():
-                self._withdraw(turn)
-                return
-            del self._pending[turn]
-            self._turns += 1
-            message = assistant_message(action, turn, with_tools=bool(request.tools))
-            self._conversations[pending.line] = _Conversation(request, message)
-        request.answer(message, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
+        self._turns.answer(turn, action, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
 
     def close(self) -> Mapping[str, float]:
         """End the agent and its child processes. Returns: its own metrics, and the numbers of turns, of requests beyond the limit
         of turns, and of requests that the agent abandoned."""
-        with self._lock:
-            self._over = True
+        with self._turns.lock:
+            self._turns.over = True
         if self._process is not None:
             self._process.kill()
         self._listener.close()
-        counts = {"num_actions": self._turns, "refused_turns": self._refused, "abandoned_turns": self._abandoned}
-        return {**self._metrics, **{name: float(count) for name, count in counts.items()}}
+        return {**self._metrics, **self._turns.counts()}
 
     def _requested(self, request: TurnRequest) -> None:
-        with self._lock:
-            for turn in [turn for turn, each in self._pending.items() if each.request.gone()]:
-                self._withdraw(turn)  # before a second try of the same request is compared with what was said
-            if self._over:
-                request.refuse("the episode is over", 503)
-                return
-            if self._turns + len(self._pending) == self._spec.max_turns:
-                self._refused += 1
-                request.refuse(f"all {self._spec.max_turns} turns of this episode are used (environment.max_turns)")
-                return
-            self._asked += 1
-            turn, (line, added) = f"{self._asked}", self._line_of(request)
-            self._pending[turn] = _Pending(request, line, self._conversations.pop(line, None))
-            self._emit(
-                EnvAsk(
-                    turn=turn, line=line, messages=added, tools=request.tools, max_response_tokens=request.max_tokens
-                )
-            )
-
-    def _line_of(self, request: TurnRequest) -> tuple[int, Sequence[Message]]:
-        """Return the conversation that a request continues (the longest that fits, or a new one), and its new messages."""
-        found = [
-            (line, added) for line, each in self._conversations.items() if (added := each.added(request)) is not None
-        ]
-        if found:
-            return min(found, key=lambda each: len(each[1]))
-        self._lines += 1
-        return self._lines, request.messages
+        self._turns.requested(request)
 
     def _gone(self, request: TurnRequest) -> None:
-        with self._lock:
-            for turn in [turn for turn, each in self._pending.items() if each.request is request]:
-                self._withdraw(turn)
-        request.refuse("the client has left", 499)
-
-    def _withdraw(self, turn: str) -> None:
-        pending = self._pending.pop(turn)
-        self._abandoned += 1
-        if pending.before is not None:
-            self._conversations[pending.line] = pending.before
-        pending.request.refuse("the client has left", 499)
-        if not self._over:
-            self._emit(EnvWithdrawn(turn))
+        self._turns.gone(request)
 
     def _ended(self, end: AgentEnd) -> None:
         """The agent has ended by itself: with a result, or with a failure, which the limit of turns may have caused."""
-        with self._lock:
-            if self._over:
+        turns = self._turns
+        with turns.lock:
+            if turns.over:
                 return
-            self._over = True
+            turns.over = True
             end = with_result(end, self._listener.result)
-            if not self._turns:
+            if not turns.turns:
                 self._emit(AgentFailed(end.failure or "the agent ended without requesting a turn"))
             elif end.failure is None:
                 self._metrics = end.metrics
                 self._emit(EnvStep(done=True, stop="ended", reward=end.reward))
-            elif self._refused:
+            elif turns.refused:
                 self._emit(EnvStep(done=True, stop="max_turns"))
             else:
                 self._emit(AgentFailed(end.failure))

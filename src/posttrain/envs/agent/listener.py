@@ -33,6 +33,7 @@ from posttrain.data.chat_api import (
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.interfaces.env import Message, Tool
 from posttrain.libraries import json_text
+from posttrain.records.trajectories import Trajectory
 
 MODEL = "policy"  # the only name that requests may give
 LARGEST_BODY = 16 << 20  # bytes
@@ -41,13 +42,14 @@ READ_S = 60.0  # time limit for reading the body of a request
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class TurnAnswer:
     message: Message | None  # None: refused, with ``why``
     finish_reason: str = ""
     why: str = ""
     status: int = 400
     prompt_tokens: int = 0
     response_tokens: int = 0
+    response: Trajectory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,17 +61,27 @@ class TurnRequest:
     max_tokens: int | None
     stream: bool
     gone: Callable[[], bool] = lambda: False
-    _reply: queue.SimpleQueue[_Answer] = field(default_factory=queue.SimpleQueue)
+    _reply: queue.SimpleQueue[TurnAnswer] = field(default_factory=queue.SimpleQueue)
 
-    def answer(self, message: Message, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
-        """Answer the request. ``cut``: a token limit ended the turn."""
+    def answer(
+        self,
+        message: Message,
+        *,
+        cut: bool,
+        prompt_tokens: int,
+        response_tokens: int,
+        response: Trajectory | None = None,
+    ) -> None:
+        """Answer the request. ``cut``: a token limit ended the turn. ``response``: its tokens, where they are known here."""
         reason = "tool_calls" if "tool_calls" in message else "length" if cut else "stop"
-        self._reply.put(_Answer(message, reason, prompt_tokens=prompt_tokens, response_tokens=response_tokens))
+        self._reply.put(
+            TurnAnswer(message, reason, prompt_tokens=prompt_tokens, response_tokens=response_tokens, response=response)
+        )
 
     def refuse(self, why: str, status: int = 400) -> None:
-        self._reply.put(_Answer(None, why=why, status=status))
+        self._reply.put(TurnAnswer(None, why=why, status=status))
 
-    def wait(self, on_gone: Callable[[], None]) -> _Answer:
+    def wait(self, on_gone: Callable[[], None]) -> TurnAnswer:
         """Return the answer. ``on_gone`` is called when the client disconnects before it, and may answer."""
         while True:
             try:
@@ -98,7 +110,7 @@ class Listener:
         self._lock = threading.Lock()
         self._closed = False
         self._episode: dict[str, Any] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _AgentHandler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), AgentHandler)
         self._server.daemon_threads = False  # so that closing waits for them: forking is unsafe while they run
         self._server.listener = self  # type: ignore[attr-defined]
         self._thread: threading.Thread | None = None
@@ -134,7 +146,7 @@ class Listener:
     def episode_body(self) -> dict[str, Any]:
         return self._episode
 
-    def turn(self, body: Any, gone: Callable[[], bool]) -> tuple[TurnRequest, _Answer]:
+    def turn(self, body: Any, gone: Callable[[], bool]) -> tuple[TurnRequest, TurnAnswer]:
         """Wait for the policy's turn, or until the client has ``gone``. Raises: Refused."""
         request = replace(read(body, any_sampling=self._any_sampling), gone=gone)
         with self._lock:
@@ -148,7 +160,7 @@ class Listener:
         return request, answer
 
 
-def read(body: Any, *, any_sampling: bool) -> TurnRequest:
+def read(body: Any, *, any_sampling: bool, gives_logprobs: bool = False) -> TurnRequest:
     """Parse the body of a request. Raises: Refused with all problems."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
@@ -163,7 +175,7 @@ def read(body: Any, *, any_sampling: bool) -> TurnRequest:
         problems.append("stop is set by the run (rollout.stop)")
     if body.get("n") not in (None, 1):
         problems.append("n must be 1: a turn is sampled once")
-    if body.get("logprobs"):
+    if body.get("logprobs") and not gives_logprobs:
         problems.append("logprobs are not returned to agents")
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")
     if wanted is not None and not is_count(wanted):
@@ -181,7 +193,23 @@ def read(body: Any, *, any_sampling: bool) -> TurnRequest:
     )
 
 
-class _AgentHandler(BaseHTTPRequestHandler):
+def completion(choice: Mapping[str, Any], answer: TurnAnswer) -> dict[str, Any]:
+    """Build the body of an answer."""
+    return {
+        "id": f"turn-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.response_tokens,
+            "total_tokens": answer.prompt_tokens + answer.response_tokens,
+        },
+    }
+
+
+class AgentHandler(BaseHTTPRequestHandler):
     timeout = READ_S
 
     @property
@@ -190,10 +218,16 @@ class _AgentHandler(BaseHTTPRequestHandler):
         return found
 
     def do_GET(self) -> None:
-        self._answer({"/episode": self._listener.episode_body, "/v1/models": _models})
+        self._answer(self._gets())
 
     def do_POST(self) -> None:
-        self._answer({"/v1/chat/completions": self._turn, "/result": self._result})
+        self._answer(self._posts())
+
+    def _gets(self) -> Mapping[str, Callable[[], Any]]:
+        return {"/episode": self._listener.episode_body, "/v1/models": models}
+
+    def _posts(self) -> Mapping[str, Callable[[], Any]]:
+        return {"/v1/chat/completions": self._turn, "/result": self._result}
 
     def log_message(self, format: str, *args: Any) -> None:
         """No-op: requests are not logged."""
@@ -204,7 +238,9 @@ class _AgentHandler(BaseHTTPRequestHandler):
                 raise Refused("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
             route = routes.get(self.path.partition("?")[0])
             if route is None:
-                raise Refused(f"there is no {self.command} {self.path[:100]}; agents have /v1/chat/completions", 404)
+                raise Refused(
+                    f"there is no {self.command} {self.path[:100]}; there is POST {', '.join(self._posts())}", 404
+                )
             found = route()
         except Refused as refused:
             self._send(json.dumps(error_body(str(refused), refused.status)), refused.status)
@@ -219,18 +255,7 @@ class _AgentHandler(BaseHTTPRequestHandler):
         if answer.message is None:
             raise Refused(answer.why, answer.status)
         choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
-        whole = {
-            "id": f"turn-{secrets.token_hex(8)}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": MODEL,
-            "choices": [choice],
-            "usage": {
-                "prompt_tokens": answer.prompt_tokens,
-                "completion_tokens": answer.response_tokens,
-                "total_tokens": answer.prompt_tokens + answer.response_tokens,
-            },
-        }
+        whole = completion(choice, answer)
         return as_events(whole) if request.stream else whole
 
     def _client_has_gone(self) -> bool:
@@ -272,6 +297,6 @@ class _AgentHandler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _models() -> dict[str, Any]:
+def models() -> dict[str, Any]:
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "posttrain"}
     return {"object": "list", "data": [model]}

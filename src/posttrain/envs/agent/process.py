@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.listener import Listener
@@ -27,6 +27,18 @@ class AgentEnd:
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None
+
+
+class AgentRun(Protocol):
+    """An agent at work."""
+
+    def watch(self, on_end: Callable[[AgentEnd], None]) -> None:
+        """``on_end`` is called once, by another thread."""
+        ...
+
+    def kill(self) -> None:
+        """Returns when it is gone, with everything that it has started."""
+        ...
 
 
 class AgentProcess:
@@ -75,7 +87,7 @@ def start_command(command: Sequence[str], episode: AgentEpisode) -> AgentProcess
 
 def with_result(process_end: AgentEnd, result: Mapping[str, Any] | None) -> AgentEnd:
     """A program's end with what it has given as its result."""
-    return process_end if process_end.failure is not None or result is None else _ended(result)
+    return process_end if process_end.failure is not None or result is None else ended(result)
 
 
 def _environment(episode: AgentEpisode) -> dict[str, str]:
@@ -110,7 +122,7 @@ def _end_of_function(lines: Sequence[str], code: int) -> AgentEnd:
     if code != 0 or not lines:
         return AgentEnd(failure=f"its process ended: {start.ended_in_words(code)}")
     told = json.loads("".join(lines))
-    return AgentEnd(failure=told["failure"][:1000]) if "failure" in told else _ended(told["result"])
+    return AgentEnd(failure=told["failure"][:1000]) if "failure" in told else ended(told["result"])
 
 
 def _end_of_command(lines: Sequence[str], code: int) -> AgentEnd:
@@ -119,7 +131,7 @@ def _end_of_command(lines: Sequence[str], code: int) -> AgentEnd:
     return AgentEnd(failure=f"{start.ended_in_words(code)}: {''.join(lines).strip()[-800:]}")
 
 
-def _ended(result: Any) -> AgentEnd:
+def ended(result: Any) -> AgentEnd:
     """A number, nothing, or a mapping with a reward and metrics."""
     if result is None or isinstance(result, Mapping):
         reward, metrics = (result or {}).get("reward"), (result or {}).get("metrics") or {}

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from posttrain.data.tool_calls import ToolCall, argument_problem, tool_calls
+from posttrain.data.tool_calls import ToolCall, argument_problem
+from posttrain.data.tool_forms import calls_of
 from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.interfaces.tool import Tool, ToolFailed
@@ -74,6 +75,7 @@ class WithTools:
         self._messages = spec.messages
         self._row = spec.row
         self._max_turns = spec.max_turns
+        self._form = spec.tool_call_form
         self._all = tools
         self._tools = {tool.name: tool for tool in tools}  # offered to the model
         self._max_calls_per_turn = max_calls_per_turn
@@ -94,7 +96,7 @@ class WithTools:
 
     def step(self, action: str) -> EnvStep:
         self._turns += 1
-        calls = tool_calls(action)
+        calls = self.calls_in(action)
         if not calls:
             return EnvStep(done=True, stop="answered")
         if self._turns == self._max_turns:  # the results would not be read
@@ -104,6 +106,10 @@ class WithTools:
         answered, failed = self._answered - before[0], self._failed - before[1]
         reward = answered * self._rewards[0] + failed * self._rewards[1]
         return EnvStep(messages=results, reward=reward if any(self._rewards) else None)
+
+    def calls_in(self, action: str) -> list[ToolCall]:
+        """Parse the calls of a turn, in the form of the model."""
+        return calls_of(self._form, action, {tool.name: tool.parameters for tool in self._tools.values()})
 
     def close(self) -> Mapping[str, float]:
         """Return the numbers of successful and failed calls and of turns, and the tools' own metrics."""
@@ -126,6 +132,8 @@ class WithTools:
             text = f"Error: {error}"
             self._failed += 1
         named = {"name": call.name} if call.name and self._role == "tool" else {}
+        if call.call_id and self._role == "tool":
+            named["tool_call_id"] = call.call_id
         return {"role": self._role, **named, "content": shortened(text, self._longest, self._cut)}
 
     def _run(self, number: int, call: ToolCall) -> str:

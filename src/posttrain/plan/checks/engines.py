@@ -8,7 +8,7 @@ from dataclasses import replace
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.roles import trained_roles, uses_reference
 from posttrain.errors import Problem
-from posttrain.plan.engine import EnginePlan, Learners, engine_options, engine_plan, engine_that
+from posttrain.plan.engine import EnginePlan, Learners, engine_options, engine_plan, engine_plans, engine_that
 from posttrain.registry import ROLLOUT_ENGINES, is_installed, missing_library
 
 
@@ -71,6 +71,28 @@ def reference_problems(config: RunConfig) -> Iterator[Problem]:
         what = f"{field}: policy.engine={config.policy.engine} cannot mix its weights into the reference"
         other = engine_that(lambda engine: engine.shares_out and engine.moves_reference)
         yield Problem(what, fix=f"use policy.engine={other}, or {frozen}", field=field)
+
+
+def scoring_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield an engine that does not compute reward models."""
+    model = config.reward.model
+    if model is not None and not engine_plan(model.engine).scores_responses:
+        able = " or ".join(plan.name for plan in engine_plans() if plan.scores_responses)
+        field = "reward.model.engine"
+        yield Problem(f"{field}={model.engine} does not compute reward models", fix=f"use {able}", field=field)
+
+
+def quantized_problems(config: TrainingConfig) -> Iterator[Problem]:
+    """Yield the engines that cannot train an adapter on 4-bit weights."""
+    for plan, learners in engines_of(config):
+        for role, section in learners:
+            lora = section.lora
+            if lora is not None and lora.quantize is not None and not plan.quantizes:
+                whole = f"the engine {plan.name} cuts weights into parts, and 4-bit blocks stay whole"
+                what = f"{role}.lora.quantize={lora.quantize}: {whole}"
+                other = engine_that(lambda engine: engine.quantizes)
+                fix = f"use {role}.engine={other} on one device, or {role}.lora.quantize=null"
+                yield Problem(what, fix=fix, field=f"{role}.lora.quantize")
 
 
 def router_problems(config: RunConfig) -> Iterator[Problem]:

@@ -1,63 +1,97 @@
-"""Rules for runs whose prompts hold images, which shows only when their data are read."""
+"""Rules for runs with images: in prompts, which shows only when their data are read, and from environments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from posttrain.config import RunConfig
+from posttrain.config.judge import judge_field
 from posttrain.config.roles import needs_values
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_plan, engine_that
 from posttrain.registry import ROLLOUT_ENGINES
 
+SHOWN = "environments show pictures"
+
 
 def image_problems(config: RunConfig) -> Iterator[Problem]:
     """Report settings that do not support prompts with images."""
-    yield from sampler_problems(config.rollout.engine)
-    if not engine_plan(config.policy.engine).reads_images:
-        yield Problem(
-            f"the training data hold images, which policy.engine={config.policy.engine} does not read",
-            fix=f"use policy.engine={engine_that(lambda engine: engine.reads_images)}",
-            field="policy.engine",
-        )
+    yield from _engine_problems(config, "the training data hold images")
     if config.environment.used:
         yield Problem(
             "the training data hold images, which are not given to environments of several turns",
             fix="use prompts without images, or no environment",
             field="environment",
         )
+    yield from _reader_problems(config, "the training data hold images")
+
+
+def shows_pictures(config: RunConfig) -> bool:
+    """Return True when an environment of the run shows images by a setting that is known before it runs."""
+    chosen = [config.environment.settings, *(each.settings for each in config.environment.named.values())]
+    return any(settings.get("pictures") is True for settings in chosen)
+
+
+def picture_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report settings that do not support environments with pictures."""
+    if not shows_pictures(config):
+        return
+    if config.environment.conversation == "one_message":
+        what = "environments show pictures, which have no place in one message of the assistant"
+        yield Problem(what, fix="use environment.conversation=messages", field="environment.conversation")
+    yield from _reader_problems(config, SHOWN)
+
+
+def unread_pictures(config: RunConfig) -> Iterator[Problem]:
+    """Report engines that do not read the pictures of environments."""
+    if shows_pictures(config):
+        yield from _engine_problems(config, SHOWN)
+
+
+def _engine_problems(config: RunConfig, what: str) -> Iterator[Problem]:
+    yield from sampler_problems(config.rollout.engine, what)
+    if not engine_plan(config.policy.engine).reads_images:
+        yield Problem(
+            f"{what}, which policy.engine={config.policy.engine} does not read",
+            fix=f"use policy.engine={engine_that(lambda engine: engine.reads_images)}",
+            field="policy.engine",
+        )
+
+
+def _reader_problems(config: RunConfig, what: str) -> Iterator[Problem]:
+    """Report roles and records that hold text only."""
     if needs_values(config):
         yield Problem(
-            f"the training data hold images, and {config.advantage.name} needs a critic, which reads text only",
+            f"{what}, and {config.advantage.name} needs a critic, which reads text only",
             fix="use an estimator without a critic, such as advantage.name=grpo",
             field="advantage.name",
         )
     if config.reward.model is not None:
         yield Problem(
-            "the training data hold images, and a reward model reads text only",
+            f"{what}, and a reward model reads text only",
             fix="use reward.terms",
             field="reward.model.path",
         )
-    if config.reward.judge is not None:
+    for name in config.reward.judges:
         yield Problem(
-            "the training data hold images, and a judge reads text only",
+            f"{what}, and a judge reads text only",
             fix="use reward.terms",
-            field="reward.judge.path",
+            field=f"{judge_field(name)}.path",
         )
     if config.tracking.batches_every_steps:
         yield Problem(
-            "the training data hold images, which recorded batches have no place for",
+            f"{what}, which recorded batches have no place for",
             fix="leave tracking.batches_every_steps out",
             field="tracking.batches_every_steps",
         )
 
 
-def sampler_problems(engine: str) -> Iterator[Problem]:
+def sampler_problems(engine: str, what: str = "the data hold images") -> Iterator[Problem]:
     """Samplers that read text only."""
     readers = sorted(ROLLOUT_ENGINES.stating("reads_images"), reverse=True)
     if engine not in readers:
         yield Problem(
-            f"the data hold images, which rollout.engine={engine} does not read",
+            f"{what}, which rollout.engine={engine} does not read",
             fix=f"use rollout.engine={' or '.join(readers)}",
             field="rollout.engine",
         )

@@ -24,12 +24,14 @@ def missing_libraries(config: RunConfig | SftConfig) -> Iterator[Problem]:
             module_file(module, asked=module)
         except ConfigError as error:
             yield from (replace(problem, field=f"model.external_modules.{index}") for problem in error.problems)
-    if _trains_an_adapter(config) and not is_installed("peft"):
+    if _adapters(config) and not is_installed("peft"):
         yield replace(missing_library("peft", "policy.lora"), field="policy.lora")
+    if any(each.quantize for each in _adapters(config)) and not is_installed("bitsandbytes"):
+        yield replace(missing_library("bitsandbytes", "policy.lora.quantize"), field="policy.lora.quantize")
 
 
-def _trains_an_adapter(config: RunConfig | SftConfig) -> bool:
+def _adapters(config: RunConfig | SftConfig) -> list[LoraConfig]:
     adapters: list[LoraConfig | None] = [config.policy.lora]
     if isinstance(config, RunConfig):
         adapters.append(config.critic.lora)
-    return any(adapter is not None for adapter in adapters)
+    return [adapter for adapter in adapters if adapter is not None]

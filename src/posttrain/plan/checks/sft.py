@@ -13,7 +13,7 @@ from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_warnings, unsupported_cluster
 from posttrain.plan.checks.distillation import distillation_problems, distillation_warnings
-from posttrain.plan.checks.engines import engine_problems, engine_warnings, sharded_saving_problems
+from posttrain.plan.checks.engines import engine_problems, engine_warnings, quantized_problems, sharded_saving_problems
 from posttrain.plan.checks.libraries import missing_libraries
 from posttrain.registry import TRACKERS, TRAIN_ENGINES
 
@@ -38,6 +38,7 @@ def check(config: SftConfig) -> list[Problem]:
         *naming_problems(config),
         *resuming_problems(config),
         *sharded_saving_problems(config),
+        *quantized_problems(config),
         *precision_problems(config.model),
         *schedule_problems("policy", config.policy.schedule),
         *engine_problems(config),

@@ -30,11 +30,14 @@ from posttrain.plan.checks.distillation import distillation_problems, distillati
 from posttrain.plan.checks.engines import (
     engine_problems,
     engine_warnings,
+    quantized_problems,
     reference_problems,
     reference_warnings,
     router_problems,
+    scoring_problems,
     sharded_saving_problems,
 )
+from posttrain.plan.checks.images import picture_problems, unread_pictures
 from posttrain.plan.checks.libraries import missing_libraries
 from posttrain.plan.checks.names import name_problems
 from posttrain.registry import ADVANTAGES
@@ -49,6 +52,7 @@ def unsupported(config: RunConfig) -> list[Problem]:
     """Report valid settings that are planned but not built yet: a plan accepts them, a run rejects them."""
     return [
         *unsupported_cluster(config),
+        *unread_pictures(config),
         *missing_sampler(config.rollout),
         *missing_kernels(config.model),
         *missing_libraries(config),
@@ -70,6 +74,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from naming_problems(config)
     yield from resuming_problems(config)
     yield from sharded_saving_problems(config)
+    yield from quantized_problems(config)
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
     yield from batch_problems(config)
@@ -78,10 +83,12 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from asynchronous_problems(config)
     yield from cluster_problems(config)
     yield from environment_problems(config)
+    yield from picture_problems(config)
     yield from engine_problems(config)
     yield from reference_problems(config)
     yield from distillation_problems(config)
     yield from router_problems(config)
+    yield from scoring_problems(config)
     yield from training_problems(config)
     yield from reward_problems(config)
     yield from tracking_problems(config.tracking)

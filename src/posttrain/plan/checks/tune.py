@@ -18,7 +18,6 @@ OF_TEXTS = (
     "train_on",
     "enable_thinking_column",
     "tokenize_workers",
-    "dataset_class_file",
     "dataset_class_name",
     "dataset_class_options",
     "dataset_class_mask",
@@ -46,6 +45,10 @@ def _method_problems(config: TuneConfig) -> Iterator[Problem]:
         what = "preferences are learned without teachers"
         fix = "learn from teachers on texts with posttrain sft, or leave distillation.teachers out"
         yield Problem(what, fix=fix, field="distillation.teachers")
+    if config.data.dataset_class_file is not None:
+        what = "preferences are read from the files, and data.dataset_class_file names a dataset of your own that would read them"
+        fix = "remove it, and write its rows to a file with columns prompt, chosen and rejected (docs/tune.md)"
+        yield Problem(what, fix=fix, field="data.dataset_class_file")
     if not method.is_known:
         if method.path is None:
             yield TUNE_METHODS.problem(method.name, "method.name")

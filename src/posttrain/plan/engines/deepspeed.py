@@ -337,10 +337,13 @@ class DeepspeedPlan(EnginePlan):
         weights = model.shape.parameters * model.width
         gradients = model.shape.parameters * BYTES[settings.reduce_dtype] * (ranks - 1) // ranks
         times = passes.updates if settings.stage == 1 else passes.forward
-        reduced = Traffic(what=f"{name}: reduce gradients", bytes=times * gradients, messages=times * units)
+        reduced = Traffic(
+            what=f"{name}: reduce gradients", bytes=times * gradients, messages=times * units, within="data"
+        )
         if settings.stage < 3:
             sent = passes.updates * weights * (ranks - 1) // ranks
-            return [reduced, Traffic(what=f"{name}: gather new weights", bytes=sent, messages=passes.updates)]
+            gathered = Traffic(what=f"{name}: gather new weights", bytes=sent, messages=passes.updates, within="data")
+            return [reduced, gathered]
         # The way back reads the second copy.
         near = settings.second_partition if settings.second_partition > 1 else ranks
         return [gather(f"{name}: gather weights", weights, (ranks, near), units=units, times=passes.forward), reduced]

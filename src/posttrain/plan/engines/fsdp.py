@@ -207,12 +207,17 @@ class FsdpPlan(EnginePlan):
     shares_out: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
     hooks_routers: ClassVar[bool] = True
+    scores_responses: ClassVar[bool] = True
     scales_losses: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
     splits_sequences: ClassVar[bool] = True
 
     def shard(self, options: Mapping[str, Any], ranks: int) -> int:
         return fsdp_settings(options, ranks).settings.shard
+
+    def shardings(self, devices_per_node: int) -> tuple[Mapping[str, Any], ...]:
+        """Shard over all devices, which takes the least memory; or within a node, so that only gradients cross the network."""
+        return {"fsdp_size": -1}, {"fsdp_size": devices_per_node}
 
     def rests(self, section: Learner) -> tuple[str, ...]:
         settings = fsdp_settings(section.engine_options, 1).settings
@@ -299,4 +304,9 @@ def _reduce(what: str, settings: FsdpSettings, shape: ModelShape, times: int) ->
     within = shape.parameters * width * (shard - 1) // shard
     between = 2 * shape.parameters * width * (replicas - 1) // (replicas * shard)
     kinds = (shard > 1) + (replicas > 1)
-    return Traffic(what=what, bytes=times * (within + between), messages=times * kinds * _units(settings, shape))
+    return Traffic(
+        what=what,
+        bytes=times * (within + between),
+        messages=times * kinds * _units(settings, shape),
+        within="replica" if replicas > 1 else "shard",
+    )

@@ -21,6 +21,8 @@ class LocalPlan(EnginePlan):
     reads_images: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
     hooks_routers: ClassVar[bool] = True
+    scores_responses: ClassVar[bool] = True
+    quantizes: ClassVar[bool] = True
     scales_losses: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
 

@@ -10,11 +10,14 @@ from posttrain.records.prompts import Prompt
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.options import RunWide
 
+DAPO_SOURCES = ("math_dapo", "math", "math_dapo_reasoning")
+
 
 def default_compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **_: Any
 ) -> Any:
-    """Return the score of a response by the scorer of its data source, or a mapping with it under "score".
+    """Return the score of a response by the scorer of its data source: a number, as managers of verl assign it to a tensor;
+    for tasks of DAPO a mapping with it under "score", as in verl.
 
     Raises: NoRewardForSource where there is none.
     """
@@ -26,7 +29,9 @@ def default_compute_score(
         ground_truth=ground_truth,
         extra_info=dict(extra_info or {}),
     )
-    return _scorer()(prompt, solution_str)
+    found = _scorer()(prompt, solution_str)
+    is_mapping = data_source in DAPO_SOURCES or data_source.startswith("aime")
+    return float(found["score"]) if isinstance(found, Mapping) and not is_mapping else found
 
 
 _default_compute_score = default_compute_score

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,7 +71,7 @@ class Played:
                 token_ids=ids,
                 logprobs=(-0.5,) * len(ids),
                 text=reply,
-                stop_reason=StopReason.FAILED if reply == "failed" else StopReason.EOS,
+                stop_reason={"failed": StopReason.FAILED, "so; x": StopReason.STOP_TEXT}.get(reply, StopReason.EOS),
                 policy_version=4,
                 failure="no server" if reply == "failed" else "",
             )
@@ -79,7 +81,7 @@ class Played:
 class Place:
     """An endpoint, its sampler, and a way to talk to it."""
 
-    def __init__(self, model: Path, replies: Sequence[str], record: Path | None):
+    def __init__(self, model: Path, replies: Sequence[str], record: Path | None, *, samplings: bool = False):
         self.tokenizer = load_tokenizer(ModelConfig(path=str(model)))
         self.engine = Played(self._tokens, self.tokenizer.eos_token_id, replies)
         self.driver = Driver(self.engine, SAMPLING)  # type: ignore[arg-type]
@@ -89,6 +91,7 @@ class Place:
             sampling=SAMPLING,
             max_prompt_tokens=200,
             any_sampling=False,
+            samplings=samplings,
             session_header="X-Session-Id",
             max_sessions=2,
             host_names=frozenset({"here"}),
@@ -120,8 +123,10 @@ class Place:
 
 
 @contextmanager
-def placed(model: Path, replies: Sequence[str], record: Path | None = None) -> Iterator[Place]:
-    place = Place(model, replies, record)
+def placed(
+    model: Path, replies: Sequence[str], record: Path | None = None, *, samplings: bool = False
+) -> Iterator[Place]:
+    place = Place(model, replies, record, samplings=samplings)
     place.driver.start()
     try:
         yield place
@@ -310,7 +315,7 @@ def test_connections_that_say_nothing_are_closed(tiny_llama: Path, monkeypatch: 
 def _serve(place: Place, listener: socket.socket) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server.signal, "signal", lambda number, handler: None)  # this is no main thread
-        server.serve(place.endpoint, place.driver, listener)
+        server.serve(place.endpoint.app(), place.driver, listener)
 
 
 def test_a_sampler_that_breaks_is_told(tiny_llama: Path) -> None:
@@ -340,3 +345,67 @@ def test_what_nobody_waits_for_is_given_up(tiny_llama: Path) -> None:
         waiting = place.driver.submit(Request(sample_id="y", token_ids=(1,), max_response_tokens=1))
     with pytest.raises(Closed):
         waiting.result(timeout=5)
+
+
+def test_the_responses_api_and_seeds(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["hello", "again"]) as place:
+        response = place.ask("/v1/responses", {"input": "Hi", "max_output_tokens": 6})
+        assert response.json()["output"][0]["content"][0]["text"] == "hello"
+        events = place.ask("/v1/responses", {"input": "Hi", "max_output_tokens": 6, "stream": True}).text
+        assert events.startswith("event: response.created") and "event: response.completed" in events
+        refused = place.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "seed": 3})
+        assert refused.status_code == 400  # this sampler draws by no seed of a request
+
+
+def test_a_request_samples_as_it_asks_and_the_record_says_so(tiny_llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    with placed(tiny_llama, ["so; x", "b", "c", "d"], file, samplings=True) as place:
+        asks = {"temperature": 0.25, "top_p": 0.5, "top_k": 3, "stop": ";"}
+        first = place.chat(user("a"), session="s", **asks)
+        told = first["choices"][0]["message"]
+        assert (told["content"], first["choices"][0]["finish_reason"]) == ("so", "stop")
+        place.chat(user("a"), told, user("b"), session="s")
+        body = {"prompt": "hello", "max_tokens": 2, "n": 2, "temperature": 0}
+        assert place.ask("/v1/completions", body).status_code == 200
+    asked = [request.sampling for request in place.engine.asked]
+    wanted = replace(SAMPLING, temperature=0.25, top_p=0.5, top_k=3, stop=(";",))
+    assert asked == [wanted, None, *[replace(SAMPLING, temperature=0)] * 2]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines[0]["sampling"] == {"temperature": 0.25, "top_k": 3, "top_p": 0.5, "min_p": 0.0, "stop": [";"]}
+    assert [line["sampling"]["temperature"] for line in lines] == [0.25, 1.0, 0, 0]
+    assert lines[0]["text"] == "so; x"
+    assert not lines[1]["continues"]  # the client never had what was sampled from the stop text on
+
+
+def test_a_server_in_a_thread_installs_no_signal_handlers_and_is_stopped(tiny_llama: Path) -> None:
+    """Python lets only the main thread install them: a notebook that serves in a thread would end at once."""
+    place = Place(tiny_llama, [], None)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    stopping, failures = threading.Event(), []
+
+    def serve() -> None:
+        try:
+            server.serve(place.endpoint.app(), place.driver, listener, stopping)
+        except Exception as error:  # noqa: BLE001  # a thread's error is looked at below
+            failures.append(error)
+
+    with closing(server.listen("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/models"
+        thread = threading.Thread(target=serve)
+        thread.start()
+        answer = httpx2.get(address, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10)
+        assert (answer.status_code, failures) == (200, [])
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+        stopping.set()
+        thread.join(10)
+        assert not thread.is_alive() and failures == []
+
+
+def test_several_prompts_of_a_completion_are_echoed_in_order(tiny_llama: Path) -> None:
+    with placed(tiny_llama, ["a", "b", "c", "d"]) as place:
+        body = {"prompt": ["one", "two"], "n": 2, "echo": True, "max_tokens": 2}
+        whole = place.ask("/v1/completions", body).json()
+        ids = [tuple(place.tokenizer(text)["input_ids"]) for text in ("one", "two")]
+    assert [choice["text"] for choice in whole["choices"]] == ["onea", "oneb", "twoc", "twod"]
+    assert [request.token_ids for request in place.engine.asked] == [ids[0], ids[0], ids[1], ids[1]]
+    assert whole["usage"]["prompt_tokens"] == len(ids[0]) + len(ids[1])

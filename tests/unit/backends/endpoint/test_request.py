@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from posttrain.backends.endpoint.request import answer, read
+from posttrain.backends.endpoint.request import EchoedPrompt, EndpointRequest, answer, read
 from posttrain.data.chat_api import Refused, as_events
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
@@ -46,7 +47,7 @@ def test_messages_become_what_templates_read() -> None:
 
 @pytest.mark.parametrize(("prompt", "read_as"), [("a", "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2)), (["a"], "a")])
 def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
-    assert read({"prompt": prompt}, SAMPLING, chat=False, any_sampling=False).prompt == read_as
+    assert read({"prompt": prompt}, SAMPLING, chat=False, any_sampling=False).prompts == (read_as,)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,8 @@ def test_a_chat_answer_with_a_tool_call() -> None:
     assert first["message"]["content"] == "Let me see."
     [call] = first["message"]["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("now", {"zone": "UTC"})
-    assert first["logprobs"]["content"][1] == {"token": "token_id:6", "logprob": -1.0}
+    of_token = {"token": "token_id:6", "token_id": 6, "logprob": -1.0, "bytes": list(b"token_id:6"), "top_logprobs": []}
+    assert first["logprobs"]["content"][1] == of_token
     assert (second["finish_reason"], second["message"]["content"]) == ("length", "ok")
     assert whole["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
 
@@ -128,4 +130,174 @@ def test_a_completion() -> None:
     asked = read({"prompt": "a", "logprobs": 1}, SAMPLING, chat=False, any_sampling=False)
     [choice] = answer("r-0", "m", 9, asked, 1, [response("b")])["choices"]
     assert choice["text"] == "b"
-    assert choice["logprobs"] == {"token_ids": [5, 6], "token_logprobs": [-0.5, -1.0]}
+    texts = ["token_id:5", "token_id:6"]
+    assert choice["logprobs"] == {"token_ids": [5, 6], "tokens": texts, "token_logprobs": [-0.5, -1.0]}
+
+
+def test_seeds_of_requests_where_the_sampler_draws_by_them() -> None:
+    assert read(HELLO | {"seed": 5}, SAMPLING, chat=True, any_sampling=False, seeds=True).seed == 5
+    for seed in ("5", True, 2**63):
+        with pytest.raises(Refused, match=r"seed is .*; use a whole number"):
+            read(HELLO | {"seed": seed}, SAMPLING, chat=True, any_sampling=False, seeds=True)
+    for more, chat in (({"top_logprobs": 3}, True), ({"logprobs": 5}, False)):
+        with pytest.raises(Refused, match="of the sampled tokens only"):
+            read({**HELLO, "prompt": "a", **more}, SAMPLING, chat=chat, any_sampling=False)
+
+
+def own(body: dict[str, Any], *, any_sampling: bool = False) -> EndpointRequest:
+    """Read a chat request for a sampler that takes the parameters of each request."""
+    return read(HELLO | body, SAMPLING, chat=True, any_sampling=any_sampling, samplings=True)
+
+
+def test_sampling_of_its_own_where_the_sampler_takes_it() -> None:
+    asked = own({"temperature": 0, "top_p": 0.9, "top_k": 5, "stop": ["\n", "END", "\n"]})
+    assert asked.sampling == replace(SAMPLING, temperature=0, top_p=0.9, top_k=5, stop=("END", "\n"))
+    assert asked.stop == ("\n", "END", "\n")
+    assert own({"stop": "x"}).sampling == replace(SAMPLING, stop=("END", "x"))
+    assert own({"top_k": -1}).sampling is None
+    assert own({"temperature": 0.5, "top_p": 1.0, "top_k": None, "stop": "END"}).sampling is None
+    ignored = own({"temperature": 2, "top_k": 3, "stop": "x"}, any_sampling=True)
+    assert (ignored.sampling, ignored.stop) == (None, ())
+
+
+def test_a_temperature_of_its_own_is_that_of_the_first_token_too() -> None:
+    first = replace(SAMPLING, first_token_temperature=2.0, first_token_top_k=7)
+    asked = read(HELLO | {"temperature": 1}, first, chat=True, any_sampling=False, samplings=True)
+    assert asked.sampling == replace(SAMPLING, temperature=1)
+    asked = read(HELLO | {"top_p": 0.5}, first, chat=True, any_sampling=False, samplings=True)
+    assert asked.sampling == replace(first, top_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"temperature": -0.1}, r"temperature is -0.1; use 0 \(greedy\), or a number from 1e-06 to 1e\+06"),
+        ({"temperature": True}, "temperature is true; use 0"),
+        ({"temperature": "1"}, 'temperature is "1"; use 0'),
+        ({"temperature": float("inf")}, "temperature is Infinity; use 0"),
+        ({"temperature": float("nan")}, "temperature is NaN; use 0"),
+        ({"temperature": 1e-40}, "temperature is 1e-40; use 0"),  # logits over it are infinite
+        ({"temperature": 10**400}, "temperature is 10000"),  # no float
+        ({"top_p": 0}, "top_p is 0; use a number above 0 and up to 1"),
+        ({"top_p": 1.1}, "top_p is 1.1; use a number above 0"),
+        ({"top_k": 2.5}, "top_k is 2.5; use a whole number"),
+        ({"top_k": -2}, "top_k is -2; use a whole number"),
+        ({"top_k": False}, "top_k is false; use a whole number"),
+        ({"stop": ["a", ""]}, "stop holds an empty text"),
+    ],
+)
+def test_impossible_sampling_is_refused_in_any_case(body: dict[str, Any], problem: str) -> None:
+    for samplings, any_sampling in ((True, False), (False, False), (False, True)):
+        with pytest.raises(Refused, match=problem):
+            read(HELLO | body, SAMPLING, chat=True, any_sampling=any_sampling, samplings=samplings)
+
+
+def test_top_k_is_compared_where_the_sampler_has_one_distribution() -> None:
+    for top_k in (0, -1):
+        assert read(HELLO | {"top_k": top_k}, SAMPLING, chat=True, any_sampling=False).sampling is None
+    with pytest.raises(Refused, match=r"top_k is 4, and this endpoint samples with 0 \(rollout.top_k\)"):
+        read(HELLO | {"top_k": 4}, SAMPLING, chat=True, any_sampling=False)
+
+
+def test_the_answer_ends_before_the_stop_text_of_its_request() -> None:
+    stopped = response("one;\n two END", StopReason.STOP_TEXT)
+    texts = {"END": "one;\n two ", "\n": "one;", "y": "one;\n two END"}
+    for stop, text in texts.items():
+        [choice] = answer("r-0", "m", 9, own({"stop": stop}), 4, [stopped])["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+    [choice] = answer("r-0", "m", 9, own({"stop": "one"}), 4, [response("one")])["choices"]
+    assert choice["message"]["content"] == "one"  # it ended otherwise
+
+
+def topped(body: dict[str, Any], *, chat: bool) -> EndpointRequest:
+    """Read a request for a sampler that reports the likeliest tokens."""
+    asked = HELLO | body if chat else {"prompt": "a", **body}
+    return read(asked, SAMPLING, chat=chat, any_sampling=False, tops=True)
+
+
+TOPS = replace(response("b"), top_logprobs=(((5, -0.5), (7, -2.0)), ((8, -0.25), (9, -3.0))))
+
+
+def test_the_likeliest_tokens_of_a_chat() -> None:
+    asked = topped({"logprobs": True, "top_logprobs": 2}, chat=True)
+    assert asked.top_logprobs == 2
+    [choice] = answer("r-0", "m", 9, asked, 4, [TOPS], text_of=chr)["choices"]
+    first, second = choice["logprobs"]["content"]
+    assert (second["token_id"], second["logprob"]) == (6, -1.0)
+    assert [(one["token_id"], one["logprob"]) for one in first["top_logprobs"]] == [(5, -0.5), (7, -2.0)]
+    assert second["top_logprobs"][0] == {"token": "\x08", "token_id": 8, "logprob": -0.25, "bytes": [8]}
+
+
+def test_the_likeliest_tokens_of_a_completion_and_the_sampled_one() -> None:
+    [choice] = answer("r-0", "m", 9, topped({"logprobs": 2}, chat=False), 4, [TOPS], text_of=chr)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        {"\x05": -0.5, "\x07": -2.0},
+        {"\x08": -0.25, "\t": -3.0, "\x06": -1.0},
+    ]
+    assert (topped({"logprobs": 0}, chat=False).with_logprobs, topped({"logprobs": 0}, chat=False).top_logprobs) == (
+        True,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "chat", "problem"),
+    [
+        ({"logprobs": True, "top_logprobs": 21}, True, "top_logprobs is 21; use 0 to 20"),
+        ({"logprobs": True, "top_logprobs": 1.0}, True, "top_logprobs is 1.0; use 0 to 20"),
+        ({"logprobs": True, "top_logprobs": -1}, True, "top_logprobs is -1; use 0 to 20"),
+        ({"top_logprobs": 2}, True, "top_logprobs is 2, which needs logprobs: true"),
+        ({"logprobs": 6}, False, "logprobs is 6; use 0 to 5"),
+        ({"logprobs": "2"}, False, 'logprobs is "2"; use 0 to 5'),
+    ],
+)
+def test_more_likeliest_tokens_than_are_given(body: dict[str, Any], chat: bool, problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        topped(body, chat=chat)
+
+
+def test_likeliest_tokens_with_the_same_text_are_all_there() -> None:
+    asked = topped({"logprobs": 2}, chat=False)
+    [choice] = answer("r-0", "m", 9, asked, 4, [TOPS], text_of=lambda token: "\ufffd")["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        {"\ufffd": -0.5, "token_id:7": -2.0},
+        {"\ufffd": -0.25, "token_id:9": -3.0, "token_id:6": -1.0},
+    ]
+
+
+def test_an_echoed_prompt_with_its_log_probs() -> None:
+    """The likeliest token of a prompt's place may be the one that is there."""
+    body = {"prompt": [[3, 4], "ab"], "echo": True, "max_tokens": 0, "logprobs": 1}
+    asked = read(body, SAMPLING, chat=False, any_sampling=False, tops=True, echoes=True)
+    assert (asked.prompts, asked.max_tokens) == (((3, 4), "ab"), 0)
+    empty = replace(response(""), token_ids=(), logprobs=(), stop_reason=StopReason.LENGTH)
+    first = replace(empty, prompt_logprobs=(-2.0,), prompt_top_logprobs=(((9, -0.5),),))
+    second = replace(empty, prompt_logprobs=(-0.5,), prompt_top_logprobs=(((8, -0.5),),))
+    prompts = [EchoedPrompt("xy", (3, 4)), EchoedPrompt("ab", (7, 8))]
+    whole = answer("r-0", "m", 9, asked, 4, [first, second], prompts=prompts)
+    one, two = whole["choices"]
+    assert (one["text"], two["text"], two["index"], one["finish_reason"]) == ("xy", "ab", 1, "length")
+    assert one["logprobs"] == {
+        "token_ids": [3, 4],
+        "tokens": ["token_id:3", "token_id:4"],
+        "token_logprobs": [None, -2.0],
+        "top_logprobs": [None, {"token_id:9": -0.5, "token_id:4": -2.0}],
+    }
+    assert two["logprobs"]["top_logprobs"] == [None, {"token_id:8": -0.5}]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"prompt": "a", "echo": 1}, "echo is 1; use true or false"),
+        ({"prompt": "a", "echo": True, "logprobs": 1}, "rollout.engine native"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; use 1 to"),
+        ({"prompt": ["a", ""]}, "prompt must be a text or a list of token ids, or a list of up to 256 of these"),
+        ({"prompt": [1, "a"]}, "prompt must be a text"),
+        ({"prompt": ["a"] * 257}, "prompt must be a text"),
+        ({"prompt": [True]}, "prompt must be a text"),
+    ],
+)
+def test_what_cannot_be_echoed_or_completed(body: dict[str, Any], problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        read(body, SAMPLING, chat=False, any_sampling=False)

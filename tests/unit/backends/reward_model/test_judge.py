@@ -25,6 +25,7 @@ from posttrain.records.trajectories import (
 from posttrain.rewards.load import check_data_sources
 from posttrain.rewards.sources import NO_REWARD
 from posttrain.steps.added_rewards import judged, with_judge
+from posttrain.steps.score import score
 
 
 class Tokenizer:
@@ -70,10 +71,20 @@ def group(source: str, *responses: str, truth: str | None = "4") -> TrajectoryGr
     return TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectory(f"p/{text}", text) for text in responses))
 
 
-def judge(engine: Scripted, **settings: Any) -> LocalJudge:
+class NoTerms:
+    """A scorer without terms."""
+
+    def begin(self, group: TrajectoryGroup) -> None:
+        """No-op: there is nothing to score ahead."""
+
+    def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
+        return [tuple(Invalid(NO_REWARD) for _ in each.trajectories) for each in groups]
+
+
+def judge(engine: Scripted, name: str = "judge", **settings: Any) -> LocalJudge:
     config = JudgeConfig(path="m", prompt_template="{prompt}? {ground_truth}! {response}", **settings)
     sampling = SamplingParams(max_response_tokens=9, temperature=0.0)
-    return LocalJudge(engine, Tokenizer(), question_of(config), sampling, config)  # type: ignore[arg-type]
+    return LocalJudge(engine, Tokenizer(), question_of(config), sampling, config, name)  # type: ignore[arg-type]
 
 
 def test_every_response_is_a_question_in_the_judges_own_template() -> None:
@@ -132,6 +143,23 @@ def test_a_judge_counts_for_its_data_sources_and_beside_their_terms() -> None:
     assert other == (Reward(0.25),)
     assert isinstance(alone[0], Reward) and (alone[0].value, alone[0].terms) == (2.0, (("judge", 1.0),))
     assert len(engine.read) == 2
+
+
+def test_verdicts_of_several_judges_are_kept_under_their_names() -> None:
+    """Of 2 x 1 and 3 x 0.5 on one row: 3.5; the other judge's questions have its name, on which its draws depend."""
+    first, second = Scripted({"four": "yes"}), Scripted({"four": "0.5"})
+    other = judge(second, name="style")
+    [scored] = score(
+        [group("y", "four")],
+        NoTerms(),
+        judges={"judge": judge(first), "style": other},
+        judging={"judge": JudgePlan(weight=2.0), "style": JudgePlan(weight=3.0)},
+    )
+    [outcome] = scored.outcomes
+    assert isinstance(outcome, Reward) and outcome.value == 3.5
+    assert outcome.terms == (("judge", 1.0), ("style", 0.5))
+    assert [name for name, _ in outcome.texts] == ["judge/answer", "style/answer"]
+    assert [prompt.prompt_id for prompt in second.read] == ["style/p/four"]
 
 
 def test_a_response_without_a_reward_or_a_verdict_has_no_reward() -> None:

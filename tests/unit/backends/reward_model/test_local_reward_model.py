@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from posttrain.backends.reward_model.local import LocalRewardModel
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config.reward import RewardModelConfig
 from posttrain.errors import ModelError
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
@@ -38,13 +39,22 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {kind: write_classifier(tiny_llama, root / kind, kind) for kind in KINDS}
 
 
-def scorer(folder: Path, policy: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> LocalRewardModel:
+def scorer(
+    folder: Path,
+    policy: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    sharding: Sharding | None = None,
+    **settings: Any,
+) -> LocalRewardModel:
     config = RewardModelConfig(path=str(folder), **settings)
     return LocalRewardModel(
         load_reward_model(config, dtype=dtype),
         load_reward_tokenizer(config, AutoTokenizer.from_pretrained(policy)),
         sequences_per_micro_batch=config.sequences_per_micro_batch_per_device,
         max_tokens=config.max_tokens,
+        truncation=config.truncation,
+        sharding=sharding,
     )
 
 
@@ -123,6 +133,52 @@ def test_longer_conversations_lose_their_beginning(folders: dict[str, Path], tin
     cut = values(scorer(folders["token"], tiny_llama, max_tokens=4).score(GROUPS))
     expected = [by_transformers(folders["token"], "token", ids[-4:]) for ids in IDS]
     assert cut == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("truncation", "seen"), [("left", [4, 5, 6]), ("right", [1, 2, 3]), ("middle", [1, 2, 6]), ("error", None)]
+)
+def test_the_end_that_is_cut_is_a_choice(
+    folders: dict[str, Path], tiny_llama: Path, truncation: str, seen: list[int] | None
+) -> None:
+    model = scorer(folders["sequence"], tiny_llama, max_tokens=3, truncation=truncation)
+    [[found]] = model.score([group("p", [1, 2, 3], [[4, 5, 6]])])
+    if seen is None:
+        assert isinstance(found, Invalid) and (found.reason, "6 tokens" in found.detail) == ("too_long", True)
+    else:
+        [[expected]] = scorer(folders["sequence"], tiny_llama).score([group("p", seen[:1], [seen[1:]])])
+        assert isinstance(expected, Reward) and found == expected
+
+
+def test_changed_fields_of_its_configuration_count(folders: dict[str, Path], tiny_llama: Path) -> None:
+    groups = [group("p", [1, 2, 3], [[4, 5, 6]])]
+    changed = scorer(folders["sequence"], tiny_llama, config_overrides={"rms_norm_eps": 0.5}).score(groups)
+    assert changed != scorer(folders["sequence"], tiny_llama).score(groups)
+    with pytest.raises(ModelError, match=r"has no field rms_norm_epps"):
+        scorer(folders["sequence"], tiny_llama, config_overrides={"rms_norm_epps": 0.5})
+
+
+class OfTwo(Sharding):
+    """A process beside one that has three micro-batches; every pass of the model is counted."""
+
+    passes = 0
+
+    def most(self, count: int) -> int:
+        return max(count, 3)
+
+    def forward(self, model: Any, scores: Any) -> Any:
+        self.passes += 1
+        return scores()
+
+
+def test_processes_that_share_the_weights_make_equally_many_passes(folders: dict[str, Path], tiny_llama: Path) -> None:
+    groups, shared = [group("p", [1, 2], [[3], [4, 5]])], OfTwo()
+    alone = scorer(folders["sequence"], tiny_llama).score(groups)
+    found = scorer(folders["sequence"], tiny_llama, sharding=shared, sequences_per_micro_batch_per_device=2).score(
+        groups
+    )
+    assert found == alone and shared.passes == 3
+    assert scorer(folders["sequence"], tiny_llama, sharding=shared).score([]) == [] and shared.passes == 6
 
 
 def test_own_template_writes_the_conversation_again(tiny_llama: Path, tmp_path: Path) -> None:

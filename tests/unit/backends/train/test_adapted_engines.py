@@ -20,7 +20,8 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError
 from posttrain.models.loading import load_causal_lm
-from posttrain.models.lora import adapter_off, add_adapter, merge_saved_adapter
+from posttrain.models.lora import adapter_off, add_adapter
+from posttrain.models.merging import merge_saved_adapter
 from posttrain.models.value_head import load_value_model
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan

@@ -132,6 +132,15 @@ def test_what_shapes_the_sum_has_no_effect_on_terms() -> None:
     assert [text.split(" has no effect")[0] for text in said] == ["reward.clip", "reward.kl.coef"]
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_a_group_of_one_that_keeps_its_reward_is_said_to_have_no_baseline(name: str) -> None:
+    lone = {"advantage": {"name": name, "lone_sample_keeps_reward": True}}
+    alone = config(rollout={"samples_per_prompt": 1}, **lone)
+    [said] = [text for text in warnings_of(alone) if "baseline" in text]
+    assert said.startswith(f"a group of one has no baseline: {name} compares the responses to a prompt")
+    assert not any("no baseline" in text for text in warnings_of(config(rollout={"samples_per_prompt": 2}, **lone)))
+
+
 def test_remax_does_not_go_with_normalised_rewards() -> None:
     assert check(config(advantage={"name": "remax"}, reward={"clip": 2.0})) == []
     (problem,) = check(config(advantage={"name": "remax"}, reward={"normalize_std": "batch"}))

@@ -172,6 +172,11 @@ def test_samplers_that_are_apart(asynchronous: dict[str, Any], sections: dict[st
         ({"mode": "colocate", "sync_between_tokens": False}, {}, "is for separate, and the mode is colocate"),
         ({"mode": "colocate", "sync_every_steps": 2}, {}, "colocate gives the sampler new weights after every step"),
         ({"mode": "separate", "max_running_groups": 3}, APART, "is outside of 4 to 8"),
+        (
+            {"mode": "separate", "sync_between_tokens": False, "cache_on_new_weights": "keep"},
+            APART,
+            "keep has no meaning with asynchronous.sync_between_tokens = false",
+        ),
         ({"mode": "separate"}, APART | {"loss": {}}, "may be 1 step older"),
     ],
 )
@@ -193,3 +198,6 @@ def test_settings_without_effect_are_reported() -> None:
     assert said.startswith("asynchronous.max_staleness_steps, asynchronous.on_stale have no effect")
     [said] = asynchronous_warnings(config({"mode": "colocate", "max_staleness_steps": 0, "on_stale": "drop"}))
     assert "on_stale has no effect" in said
+    [said] = asynchronous_warnings(config({"mode": "colocate", "max_staleness_steps": 1.1}))
+    assert said.endswith("max_staleness_steps=1.1 is the same as 1: 0.1 of a step's 4 prompts is less than one group")
+    assert not [*asynchronous_warnings(config({"mode": "colocate", "max_staleness_steps": 1.25}))]

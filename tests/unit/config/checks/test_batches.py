@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.config.roles import chooses_before
 from posttrain.plan.checks.train import check, warnings_of
 
 SIZES: dict[str, Any] = {
@@ -64,9 +65,14 @@ def test_count_beside_a_budget_has_no_effect() -> None:
     assert warnings_of(config(policy={"max_tokens_per_micro_batch": 500})) == []
 
 
-def test_losses_that_choose_in_the_mini_batch_need_its_tokens_in_one_budget() -> None:
-    # 16 sequences of up to 150 tokens: 2,400.
-    (problem,) = check(config(loss={"name": "clip_cov"}, policy={"max_tokens_per_micro_batch": 2399}))
-    assert "16 sequences of up to 2400 tokens together; micro-batches of 2399 tokens would each" in problem.what
-    assert problem.fix == "use policy.max_tokens_per_micro_batch=2400, or smaller mini-batches"
-    assert check(config(loss={"name": "clip_cov"}, policy={"max_tokens_per_micro_batch": 2400})) == []
+def test_losses_that_choose_in_the_mini_batch_choose_before_the_update_unless_it_comes_in_one_piece() -> None:
+    """16 sequences of up to 150 tokens: 2,400."""
+
+    def pieces(loss: str = "clip_cov", **policy: int) -> bool:
+        made = config(loss={"name": loss}, policy=policy)
+        assert check(made) == []
+        return chooses_before(made)
+
+    assert pieces(max_tokens_per_micro_batch=2399) and not pieces(max_tokens_per_micro_batch=2400)
+    assert pieces(sequences_per_micro_batch_per_device=15) and not pieces(sequences_per_micro_batch_per_device=16)
+    assert not pieces("ppo_clip", sequences_per_micro_batch_per_device=1)

@@ -58,6 +58,21 @@ TERM = {"name": "exact_match"}
             "is the name of the judge's verdict",
         ),
         (
+            {"reward": {"more_judges": {"style": {"path": "j"}}, "terms": [{"name": "style", "path": "f.py"}]}},
+            "reward.more_judges.style",
+            "is the name of a judge's verdict; give the judge another name",
+        ),
+        (
+            {"reward": {"more_judges": {"judge": {"path": "j"}}}},
+            "reward.more_judges.judge",
+            "which is the name of reward.judge",
+        ),
+        (
+            {"reward": {"more_judges": {"model": {"path": "j"}}}},
+            "reward.more_judges.model",
+            "a judge cannot be called model",
+        ),
+        (
             {"group_filter": {"strategy": "drop", "above_mean": 0.5, "below_mean": 0.5}},
             "group_filter.above_mean",
             "no group has a mean above 0.5 and below 0.5",

@@ -207,3 +207,9 @@ def test_hashes_are_told_on_one_device() -> None:
     assert list(training_sampler_warnings(run(None, weight_hash_every_steps=5))) == []
     [text] = training_sampler_warnings(run(None, devices=2, weight_hash_every_steps=5))
     assert text.startswith("rollout.weight_hash_every_steps has no effect on several devices")
+
+
+def test_steps_of_a_folder_need_the_folder() -> None:
+    fields = [problem.field for problem in rollout_problems(run(None, replay_steps=[1]))]
+    assert fields == ["rollout.replay_steps"]
+    assert list(rollout_problems(run(None, replay_steps=[1], replay_folder="kept"))) == []

@@ -38,6 +38,10 @@ def config(**sections: dict[str, Any]) -> RunConfig:
             },
             "critic.pipeline_parallel is 2, and critic.engine=fsdp does not split that way",
         ),
+        (
+            {"reward": {"model": {"path": "r", "engine": "megatron"}}},
+            "reward.model.engine=megatron does not compute reward models; use ",
+        ),
     ],
 )
 def test_what_an_engine_cannot_do(sections: dict[str, Any], said: str) -> None:

@@ -25,6 +25,10 @@ from posttrain.registry import ROLLOUT_ENGINES
     resumes_responses=True,
     keeps_cache=True,
     records_experts=True,
+    seeds_of_requests=True,
+    samplings_of_requests=True,
+    reports_top_logprobs=True,
+    prompt_logprobs_of_requests=True,
 )
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -13,12 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.cache import Past
+from posttrain.backends.rollout.native.sampling import draw_rows, likeliest
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.images import PromptImages
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
 
 Item = TypeVar("Item")
-PromptKey = tuple[tuple[int, ...], str, str]
+PromptKey = tuple[tuple[int, ...], str, str, int]
+Likeliest = tuple[tuple[tuple[int, float], ...], ...]
+UNSCORED = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +34,16 @@ class PromptState:
     users: int = 0  # responses that wait or are in progress
     shift: int = 0  # of the positions after it: see models.vision.position_shift
     logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
-    logprobs: tuple[float, ...] = ()  # of all tokens but the first, when requested
-
+    # Likeliest tokens to report beside the log-prob of each token but the first; UNSCORED: none of these are requested
+    scored: int = UNSCORED
+    logprobs: tuple[float, ...] = ()
+    top: Likeliest = ()
     experts: NDArray[np.int16] | None = None  # [tokens, layers, chosen], when recorded
 
     @property
     def key(self) -> PromptKey:
-        return prompt_key(self.token_ids, self.images, self.owner)
+        """Equal for prompts with equal tokens, images, owner and scores."""
+        return self.token_ids, self.images.content_hash if self.images else "", self.owner, self.scored
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +56,8 @@ class Response:
     number: int  # in the order of submission
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    # Likeliest tokens at each place, where requested.
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     begun: int = 0  # leading tokens that were sampled before, and are in its prompt's slot
     stop_reason: StopReason | None = None
@@ -110,10 +118,29 @@ def begin_response(request: Request, prompt: PromptState, random: np.ndarray, *,
     return response
 
 
+def draw_next_tokens(responses: Sequence[Response], logits: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Draw the next token of each response, by its request's sampling parameters or else by ``sampling``, the stream's, and note
+    the likeliest tokens where they are requested.
+
+    Args: logits [B, vocabulary]. Returns: as ``draw``.
+    """
+    random = torch.tensor([one.random[len(one.token_ids)] for one in responses], device=logits.device)
+    samplings = [one.request.sampling or sampling for one in responses]
+    for row, (response, own) in enumerate(zip(responses, samplings, strict=True)):
+        if count := response.request.top_logprobs:
+            here = own if response.token_ids else own.of_first_token()
+            response.top.append(likeliest(logits[row], here, count))
+    return draw_rows(logits, random, samplings, [not one.token_ids for one in responses])
+
+
 def stop_reason(
     response: Response, sampling: SamplingParams, end_tokens: frozenset[int], tokenizer: PreTrainedTokenizerBase
 ) -> StopReason | None:
-    """Return the reason for which a response ends with its newest token; None when it does not end."""
+    """Return the reason for which a response ends with its newest token; None when it does not end.
+
+    Args: sampling, the stream's, for requests without parameters of their own.
+    """
+    sampling = response.request.sampling or sampling
     token = response.token_ids[-1]
     if token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos):
         return StopReason.EOS
@@ -140,13 +167,17 @@ def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase) -> Tra
         policy_version=min(span.version for span in response.spans),
         version_spans=tuple(response.spans) if len(response.spans) > 1 else (),
         prompt_logprobs=response.prompt.logprobs,
+        prompt_top_logprobs=response.prompt.top,
+        top_logprobs=tuple(response.top),
         experts=response.all_experts,
     )
 
 
-def prompt_key(token_ids: tuple[int, ...], images: PromptImages | None, owner: str = "") -> PromptKey:
-    """Return a key that is equal for prompts with equal tokens, images and owner."""
-    return token_ids, images.content_hash if images else "", owner
+def prompt_of(request: Request, sampling: SamplingParams) -> PromptState:
+    """Return the state of a request's prompt, not prefilled. Requests whose prompts have equal keys share one."""
+    owner = request.sample_id if request.begun and request.begun.cache is not None else ""
+    scored = request.top_logprobs if request.prompt_logprobs else 0 if sampling.prompt_logprobs else UNSCORED
+    return PromptState(request.all_tokens, request.images, owner, scored=scored)
 
 
 def first_logits(responses: list[Response]) -> Tensor:

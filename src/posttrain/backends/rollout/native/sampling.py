@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,6 +61,41 @@ def draw_next(
     return torch.where(first, own[0], others[0]), torch.where(first, own[1], others[1])
 
 
+def draw_rows(
+    logits: Tensor, random: Tensor, samplings: Sequence[SamplingParams], begins: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row as ``draw_next``, each row from its own distribution; rows with equal ones are drawn together.
+
+    Args: samplings, begins [B].
+    """
+    groups: list[tuple[SamplingParams, list[int]]] = []
+    for row, sampling in enumerate(samplings):
+        rows = next((rows for known, rows in groups if known is sampling or known == sampling), None)
+        if rows is None:
+            groups.append((sampling, [row]))
+        else:
+            rows.append(row)
+    if len(groups) == 1:
+        return draw_next(logits, random, samplings[0], begins)
+    tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(samplings), dtype=torch.float32, device=logits.device)
+    for sampling, rows in groups:
+        at = torch.tensor(rows, device=logits.device)
+        tokens[at], logprobs[at] = draw_next(logits[at], random[at], sampling, [begins[row] for row in rows])
+    return tokens, logprobs
+
+
+def likeliest(logits: Tensor, sampling: SamplingParams, count: int) -> tuple[tuple[int, float], ...]:
+    """Return the likeliest tokens of the distribution that ``draw`` reports log-probs of, with these, in descending order: at
+    most ``count``, and none that is excluded. Args: logits [vocabulary]."""
+    rows = logits.float()[None]
+    if sampling.temperature != 0:
+        rows = restrict(rows / sampling.temperature, sampling)
+    values, tokens = rows.log_softmax(dim=1)[0].topk(min(count, rows.shape[1]))
+    found = zip(tokens.tolist(), values.tolist(), strict=True)
+    return tuple((token, value) for token, value in found if value > -math.inf)
+
+
 def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Invert the cumulative distribution at ``random``. Returns: the tokens, and their log-probs. The weights are probabilities,
     up to the rounding of their sum.
@@ -96,7 +132,9 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
         sorted_logits, order = logits.sort(dim=1, descending=True, stable=True)
         ordered = sorted_logits.softmax(dim=1)
         before = ordered.cumsum(dim=1) - ordered  # probability of all more likely tokens
-        forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, before >= sampling.top_p)
+        beyond = before >= sampling.top_p
+        beyond[:, 0] = False  # a top_p that float32 rounds to 0 keeps one token, too
+        forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, beyond)
         logits = logits.masked_fill(forbidden, -torch.inf)
     if sampling.min_p > 0:
         probabilities = logits.softmax(dim=1)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.responses import (
+    UNSCORED,
     Kept,
     PromptKey,
     PromptState,
@@ -26,12 +27,13 @@ from posttrain.backends.rollout.native.responses import (
     begin_response,
     close_gaps,
     common,
+    draw_next_tokens,
     first_logits,
-    prompt_key,
+    prompt_of,
     stop_reason,
     trajectory_of,
 )
-from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, draw_next, uniforms
+from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
@@ -110,9 +112,8 @@ class NativeStream:
         """Submit one request without checks."""
         if self.closed:
             raise RuntimeError("the stream is closed")
-        owner = request.sample_id if request.begun and request.begun.cache is not None else ""
-        key = prompt_key(request.all_tokens, request.images, owner)
-        prompt = self._prompts.setdefault(key, PromptState(request.all_tokens, request.images, owner))
+        new = prompt_of(request, self.sampling)
+        prompt = self._prompts.setdefault(new.key, new)
         prompt.users += 1
         seed = self.sampling.seed if request.seed is None else request.seed
         random = uniforms(seed, request.draw_name, request.max_response_tokens)
@@ -213,14 +214,12 @@ class NativeStream:
         sampled it waits until an eighth of the slots is free, or all waiting requests fit; and, for a few passes, until these
         are an eighth of the requests in progress."""
         waiting, active = len(self._waiting), len(self._active)
-        if not active or not waiting:
-            return bool(waiting)
-        if self.slots - active < min(waiting, max(1, self.slots // 8)):
+        if active and self.slots - active < min(waiting, max(1, self.slots // 8)):
             return False
-        if waiting < active // 8 and self._passed_over < PATIENCE:
+        if 0 < waiting < active // 8 and self._passed_over < PATIENCE:
             self._passed_over += 1
             return False
-        return True
+        return waiting > 0
 
     def _admit(self, free: int) -> list[Response]:
         """Take the next requests, as many as slots, prompt slots and prefill tokens allow: at least one when none is active."""
@@ -241,10 +240,8 @@ class NativeStream:
         """Count the prompt's tokens whose keys and values are cached. The last token never counts: its logits are needed."""
         if response.kept is not None:
             return len(response.kept.token_ids)
-        if self.sampling.prompt_logprobs:
-            return 0  # the log-probs of all prompt tokens are requested
-        if response.request.images:
-            return 0  # equal tokens may belong to other images
+        if response.prompt.scored != UNSCORED or response.request.images:
+            return 0  # the log-probs of all prompt tokens are requested, or equal tokens may belong to other images
         kept, wanted = self._kept.get(response.request.conversation), response.prompt.token_ids
         return 0 if kept is None else min(common(kept.token_ids, wanted), len(wanted) - 1)
 
@@ -277,13 +274,15 @@ class NativeStream:
         self._cache.prefilling(parts)
         inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), placed)
         lengths = [(reused, end - start) for start, end, _, reused in parts]
+        scored = max(self._held[slot].scored for _, _, slot, _ in parts)
         with self._recording() as recorded:
-            logits, logprobs = self.token_pass.prefill(
+            logits, logprobs, top = self.token_pass.prefill(
                 inputs,
                 continued_layout(lengths, self.model.device),
                 self._cache,
                 self._tensor([end - 1 for _, end, _, _ in parts]),
-                self._tensor([*tokens[1:], tokens[0]]) if self.sampling.prompt_logprobs else None,
+                None if scored == UNSCORED else self._tensor([*tokens[1:], tokens[0]]),
+                top=scored,
             )
         experts = self.routers.stacked(recorded).numpy() if self.routers else None
         for number, (start, end, slot, _) in enumerate(parts):
@@ -293,8 +292,10 @@ class NativeStream:
                 prompt.experts = experts[start:end]
             if prompt.images and not parts[number][3]:
                 prompt.shift = position_shift(inputs["position_ids"], start, end)
-            if logprobs is not None:  # the token after a prompt's end belongs to no prompt
+            # The token after a prompt's end belongs to no prompt.
+            if logprobs is not None and prompt.scored != UNSCORED:
                 prompt.logprobs = tuple(logprobs[start : end - 1].tolist())
+                prompt.top = tuple(place[: prompt.scored] for place in top[start : end - 1]) if prompt.scored else ()
 
     def _decode(self) -> None:
         """Decode one token for every active response."""
@@ -332,8 +333,7 @@ class NativeStream:
         """Draw the next token of each response and record if it ends. ``logits`` is called for consecutive responses."""
         for first in range(0, len(responses), LOGIT_ROWS):
             some = responses[first : first + LOGIT_ROWS]
-            random = torch.tensor([one.random[len(one.token_ids)] for one in some], device=self.model.device)
-            tokens, logprobs = draw_next(logits(some), random, self.sampling, [not one.token_ids for one in some])
+            tokens, logprobs = draw_next_tokens(some, logits(some), self.sampling)
             if not torch.isfinite(logprobs).all():
                 raise RunStopped(
                     f"the model's logits are not finite while sampling, with weights of version {self.version}: the "

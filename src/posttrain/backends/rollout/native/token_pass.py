@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,19 +54,30 @@ class TokenPass:
                 self.decoder.drop_weights()
 
     def prefill(
-        self, inputs: dict[str, Any], layout: Any, cache: KeyValueCache, ends: Tensor, following: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        inputs: dict[str, Any],
+        layout: Any,
+        cache: KeyValueCache,
+        ends: Tensor,
+        following: Tensor | None,
+        top: int = 0,
+    ) -> tuple[Tensor, Tensor | None, list[tuple[tuple[int, float], ...]]]:
         """Prefill packed prompts, whose keys and values go to the announced places of the cache.
 
         Args: inputs, layout: the model's, of N tokens in one row; ends [n] int64: last positions of the prompts; following [N]
-            int64: the token after each, where log-probs are requested.
-        Returns: logits at ``ends``, [n, vocabulary]; and the log-prob of each following token under the plain distribution
-            (temperature 1, uncut), [N] nats, for which not all logits are kept where the head's form is known.
+            int64: the token after each, where log-probs are requested; top: likeliest tokens at each place beside them.
+        Returns: logits at ``ends``, [n, vocabulary]; the log-prob of each following token under the plain distribution
+            (temperature 1, uncut), [N] nats, for which not all logits are kept where the head's form is known; and the likeliest
+            tokens at each place with their log-probs, in descending order, where requested.
         """
         if following is not None and self.decoder is not None:
             states = last_hidden_states(self.model, layout, **inputs, past_key_values=cache)[0]
+            if top > 0:
+                return self.logits(states[ends]), *_likeliest(
+                    map(self.logits, states.split(LOGIT_ROWS)), following, top
+                )
             head = self._form.of(self.model)
-            return self.logits(states[ends]), score_tokens(states, head, following, temperature=1.0).logprobs
+            return self.logits(states[ends]), score_tokens(states, head, following, temperature=1.0).logprobs, []
         logits: Tensor = self.model(
             **inputs,
             past_key_values=cache,
@@ -75,9 +86,11 @@ class TokenPass:
             use_cache=False,
         ).logits[0]
         if following is None:
-            return logits, None
+            return logits, None, []
+        if top > 0:
+            return logits[ends], *_likeliest(logits.split(LOGIT_ROWS), following, top)
         pieces = zip(logits.split(LOGIT_ROWS), following.split(LOGIT_ROWS), strict=True)
-        return logits[ends], torch.cat([logprob_of(some.float(), tokens) for some, tokens in pieces])
+        return logits[ends], torch.cat([logprob_of(some.float(), tokens) for some, tokens in pieces]), []
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         """Decode one token per row. Returns: input of ``logits``, [rows, ...]. The cache must know the rows (``decoding``).
@@ -98,3 +111,18 @@ class TokenPass:
         if self._form.softcap is not None:
             logits = self._form.softcap * torch.tanh(logits / self._form.softcap)
         return logits
+
+
+def _likeliest(
+    pieces: Iterable[Tensor], following: Tensor, top: int
+) -> tuple[Tensor, list[tuple[tuple[int, float], ...]]]:
+    """Return the log-prob of each following token, [N] nats, and the likeliest tokens at each place: both of one softmax, so that
+    the likeliest token has the same log-prob in both. Args: pieces, logits of consecutive places."""
+    found, likeliest = [], []
+    for some, tokens in zip(pieces, following.split(LOGIT_ROWS), strict=True):
+        logprobs = some.float().log_softmax(dim=1)
+        found.append(logprobs.gather(1, tokens[:, None])[:, 0])
+        best = logprobs.topk(min(top, logprobs.shape[1]), dim=1)
+        places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        likeliest += [tuple(zip(ids, values, strict=True)) for ids, values in places]
+    return torch.cat(found), likeliest

@@ -40,6 +40,7 @@ from posttrain.backends.serving.thread_crew import crew_of_servers
 from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
+from posttrain.config.judge import judge_role
 from posttrain.config.roles import needs_ref_logprobs, teachers_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.crew import Crew
@@ -301,7 +302,10 @@ class _Start:
             teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
-            judge=RemoteRewardModel(of["judge"], "judge", reads_references=True) if "judge" in of else None,
+            judges={
+                name: RemoteRewardModel(of[judge_role(name)], judge_role(name), reads_references=True)
+                for name in config.reward.judges
+            },
             device=self._device(),
             notices=self.notices,
             notes=_notes(worker_groups),

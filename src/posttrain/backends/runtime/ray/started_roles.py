@@ -32,6 +32,7 @@ from posttrain.backends.torch_training.start_teachers import start_teacher
 from posttrain.backends.torch_training.start_tune import start_tuned
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
+from posttrain.config.judge import judge_role
 from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights, teachers_of
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
@@ -114,9 +115,12 @@ class Starter:
             sharding = self._sharding_of("critic")
             engines["critic"] = start_critic(config, batches, self.tokenizer, self.device, self.notices, sharding)
         if "reward model" in roles:
-            engines["reward model"] = start_reward_model(config, self.tokenizer, self.device)
-        if "judge" in roles:
-            engines["judge"] = start_judge(config, self.device)
+            engines["reward model"] = start_reward_model(
+                config, self.tokenizer, self.device, self._shards_of_scorer(config)
+            )
+        for name, judge in config.reward.judges.items():
+            if judge_role(name) in roles:
+                engines[judge_role(name)] = start_judge(config, name, judge, self.device)
         if "rollout" in roles:
             self._start_rollout(config)
         self._choose_turns()
@@ -151,6 +155,15 @@ class Starter:
         """Return how the role's engine splits a model over this group; None where it does not."""
         engine, compute = learner_of(self.config, role).engine, DTYPES[self.config.model.compute_dtype]
         sharding: Sharding | None = TRAIN_ENGINES.get(engine).sharding_of(self.config, role, self.device, compute)
+        return sharding
+
+    def _shards_of_scorer(self, config: RunConfig) -> Sharding | None:
+        """Return how the reward model is split over this group; None where every rank has all of it."""
+        model = config.reward.model
+        if model is None or not engine_plan(model.engine).shares_out or self.assignment.ranks < 2:
+            return None
+        compute = DTYPES[config.model.compute_dtype]
+        sharding: Sharding = TRAIN_ENGINES.get(model.engine).sharding_of(config, "reward model", self.device, compute)
         return sharding
 
     def _load_policy(self) -> tuple[PreTrainedModel, Sharding | None]:

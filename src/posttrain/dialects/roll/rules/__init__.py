@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.agentic import advantage as agentic_advantage
 from posttrain.dialects.roll.rules.agentic import agentic
 from posttrain.dialects.roll.rules.asynchronous import asynchronous

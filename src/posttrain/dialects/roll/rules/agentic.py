@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
 from posttrain.dialects.roll.rules.look import count, plain, samples_only, text_none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import count
 from posttrain.dialects.roll.rules.placement import Copies, RollLayout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import count
 from posttrain.dialects.roll.rules.placement import Copies, device_ids, options, trained
 from posttrain.dialects.roll.rules.run import frozen, precision, recomputes, records

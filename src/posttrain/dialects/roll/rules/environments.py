@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.worlds import world
 from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import ENVS
@@ -15,6 +15,8 @@ STEPS = "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"
 # The same conversation, held by a client of its own.
 PROXIED = "roll.pipeline.agentic.env_manager.proxy_env_manager.ProxyEnvManager"
 GAME_RUNNER = "roll.pipeline.agentic.agent_runner.gem_runner.GEMRunner"
+# The same conversation, whose observations may be pictures, between two templates of its own.
+PICTURED = "roll.pipeline.agentic.env_manager.vl_traj_env_manager.VLTrajEnvManager"
 # A turn's prompt is the conversation before it.
 CONCATENATED = "roll.pipeline.agentic.env_manager.step_concat_env_manager.StepConcatEnvManager"
 # Of ROLL, and not here; worlds.py has those with another name here.
@@ -28,6 +30,7 @@ _SOKOBANS = {
     "sokoban_sandbox": "the game is played here, without a container",
     NATIVE_SOKOBAN: "its messages are those of sokoban here, and not of agent_template, as in ROLL",
 }
+_CELL_PIXELS = {"sokoban": 16, "frozen_lake": 64}  # of gym_sokoban's and gymnasium's pictures
 _FAMILIES = ("game:", "code:", "eval:", "vision:")  # of GEM
 _STAND_IN = "frozen_lake"  # for planned ones, so that sizes, devices and turns are still checked
 # ROLL's numbers, in the order of our names.
@@ -84,6 +87,7 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
     for name, ours in wording.items():
         if (text := keys[f"{at}.{name}"]) is not None:
             settings[ours] = text
+    settings |= _around(keys, at)
     settings |= _step_texts(keys, at) if "template" in settings else {}
     _unread_tools(keys, at, kind)
     tokens = keys[f"{at}.max_tokens_per_step"] or keys[f"{at}.max_tokens"]
@@ -122,6 +126,16 @@ def _step_texts(keys: Reader, at: str) -> dict[str, Any]:
     return found
 
 
+def _around(keys: Reader, at: str) -> dict[str, Any]:
+    """Return the template of the manager of pictures: texts before and behind an observation."""
+    before, behind = (keys[f"{at}.{name}"] for name in ("pre_step_template", "next_step_template"))
+    if keys[f"{at}.env_manager_cls"] == PICTURED:
+        return {"template": f"{before or ''}{{observation}}{behind or ''}"}
+    for name in ("pre_step_template", "next_step_template"):
+        keys.ignore(f"{at}.{name}", f"read with env_manager_cls={PICTURED} only")
+    return {}
+
+
 def samples_turns(keys: Reader, tags: list[str]) -> bool:
     """Return True when a training sample is a turn, which all tags must agree on."""
     managers = {}
@@ -131,7 +145,7 @@ def samples_turns(keys: Reader, tags: list[str]) -> bool:
         managers[tag] = name
         if keys[f"custom_envs.{tag}.env_type"] == NATIVE_SOKOBAN and name.endswith(NATIVE_STEPS):
             managers[tag] = CONCATENATED
-        elif name not in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED):
+        elif name not in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED, PICTURED):
             keys.plan_only(f"{key}={name} is planned", key=key, fix=f"use {TRAJECTORIES} or {STEPS}")
     of_turns = [name.endswith(("StepEnvManager", "StepConcatEnvManager")) for name in managers.values()]
     if any(of_turns) and not all(of_turns):
@@ -155,6 +169,7 @@ def _settings(keys: Reader, at: str, kind: str, config: Mapping[str, Any]) -> di
             _unknown(keys, f"{at}.env_config", name, kind, [*table, *_SAID_ELSEWHERE])
     if kind == "sokoban":
         settings |= _room(keys, at, config)
+    settings |= _pictures(keys, at, config, kind)
     symbols = _LAKE_SYMBOLS if kind == "frozen_lake" else _STORE_SYMBOLS
     if lookup := config.get("grid_lookup"):
         settings["symbols"] = _by_number(keys, f"{at}.env_config.grid_lookup", lookup, symbols)
@@ -185,11 +200,6 @@ def _say_where(keys: Reader, tag: str, kind: str, config: Mapping[str, Any]) -> 
 
 
 def _room(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    mode = config.get("render_mode", "text")
-    if mode != "text":
-        keys.plan_only(
-            f"{at}.env_config.render_mode={mode} is planned: pictures", key=f"{at}.env_config", fix="use text"
-        )
     room = config.get("dim_room")
     if room is None:
         # ROLL's default.
@@ -200,6 +210,20 @@ def _room(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:
         )
         return {}
     return {"rows": room[0], "columns": room[1]}
+
+
+def _pictures(keys: Reader, at: str, config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the settings of render_mode: text, or pictures in the size of the peer's."""
+    mode, key = config.get("render_mode", "text"), f"{at}.env_config.render_mode"
+    if mode in ("text", None):
+        return {}
+    if mode != "rgb_array":
+        keys.problem(f"{key} is {mode!r}", key=key, fix="use text, or rgb_array for pictures")
+        return {}
+    if keys[f"{at}.env_manager_cls"] != PICTURED:
+        keys.problem(f"{key}=rgb_array shows pictures, which {keys[f'{at}.env_manager_cls'] or TRAJECTORIES} takes for text",
+                     key=key, fix=f"use {at}.env_manager_cls={PICTURED}, or render_mode: text")  # fmt: skip
+    return {"pictures": True, "pixels_per_cell": _CELL_PIXELS[kind]}
 
 
 def _by_number(keys: Reader, key: str, lookup: Any, names: tuple[str, ...]) -> dict[str, str]:

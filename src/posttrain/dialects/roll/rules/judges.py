@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import CONFIG, written_config
 from posttrain.dialects.roll.rules.placement import ENGINES, READERS, device_ids
 from posttrain.dialects.roll.rules.reward_workers import JUDGE, JUDGE_EXTRACT, SHORT_JUDGE_TEMPLATE
@@ -27,7 +27,7 @@ def is_local_judge(keys: Reader, domain: str) -> bool:
 
 
 def judges(keys: Reader, domains: Sequence[str]) -> dict[str, Any]:
-    """Return reward.judge; keys of models are reported where no judge reads them."""
+    """Return reward.judge, and reward.more_judges where domains have different ones; unread keys of models are reported."""
     local = [name for name in domains if is_local_judge(keys, name)]
     clusters = [name for name in local if keys[f"rewards.{name}.judge_model_type"] == "cluster"]
     for name in domains:
@@ -40,18 +40,31 @@ def judges(keys: Reader, domains: Sequence[str]) -> dict[str, Any]:
             keys.ignore(f"reward_model.{key}", "no domain has judge_model_type: cluster")
     if not local:
         return {}
-    first = local[0]
     settings = {name: _settings(keys, name) for name in local}
-    for name in local[1:]:
-        if settings[name] != settings[first]:
-            keys.plan_only(
-                f"rewards.{name} has another judge than rewards.{first}: several are planned",
-                key=f"rewards.{name}.judge_model_type",
-                fix="give both the same model, strategy and sampling",
-            )
-    tags = [tag for name in local for tag in keys[f"rewards.{name}.tag_included"]]
-    alone = len(local) == len(domains) and not all(keys[f"rewards.{name}.tag_included"] for name in local)
-    return {"reward.judge": settings[first] | {"data_sources": [] if alone else tags}}
+    tags = {name: list(keys[f"rewards.{name}.tag_included"]) for name in local}
+    shared: list[list[str]] = []  # domains that have the same judge
+    for name in local:
+        for alike in shared:
+            if settings[name] == settings[alike[0]]:
+                alike.append(name)
+                break
+        else:
+            shared.append([name])
+    if len(shared) > 1:
+        for name in local:
+            if not tags[name]:
+                keys.problem(
+                    f"rewards.{name} includes no tag, and there are several judges",
+                    key=f"rewards.{name}.tag_included",
+                    fix=f"use rewards.{name}.tag_included=[TAG, ...]",
+                )
+    everything = len(shared[0]) == len(domains) and not all(tags.values())
+    first, *others = (
+        settings[alike[0]] | {"data_sources": [] if everything else [tag for name in alike for tag in tags[name]]}
+        for alike in shared
+    )
+    more = {f"judge_{alike[0]}": one for alike, one in zip(shared[1:], others, strict=True)}
+    return {"reward.judge": first} | ({"reward.more_judges": more} if more else {})
 
 
 def _settings(keys: Reader, domain: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.ledger import ABSENT, leaves
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 
 CONFIG = "strategy_args.strategy_config"
 

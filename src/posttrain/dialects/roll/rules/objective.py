@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import is_agentic, uses_critic
 from posttrain.dialects.roll.rules.normalization import normalization
 from posttrain.dialects.roll.strategies import MEGATRON

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 
 _MARKS = {
     "distillation": ("teacher_pretrain", "kd_objective", "distill_loss_weight", "sft_train"),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.likeness import one_slip
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.devices import EXAMPLE, devices_of
 from posttrain.dialects.roll.ledger import LEDGER
 from posttrain.dialects.roll.rules.look import CONFIG, count, samples_only, written_config
@@ -190,8 +191,10 @@ def options(keys: Reader, role: str, section: str, strategy: str | None) -> dict
                 field, of = _SAVING[name]
                 fields[field] = of(value)
             continue
-        if key not in keys.ledger.by_name and (guess := keys.ledger.nearest(key)) and guess[0].startswith(section):
-            keys.warn(f"{key} is handed to {family} as it is, at {keys.sources.where(key)} (did you mean {guess[0]}?)")
+        guess = "" if key in keys.ledger.by_name else next(iter(keys.ledger.nearest(key)), "")
+        # A single slip is reported with every other key
+        if guess.startswith(section) and not one_slip(key, guess):
+            keys.warn(f"{key} is handed to {family} as it is, at {keys.sources.where(key)} (did you mean {guess}?)")
         if name == "fsdp_size" and value == 1:  # ROLL's word for all of them
             value = -1
         if name == "recompute_modules" and isinstance(value, str):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.judges import is_local_judge, judges
 from posttrain.dialects.roll.rules.reward_workers import (
     BOXES,
@@ -117,6 +117,10 @@ def _parts(keys: Reader, domains: list[str]) -> dict[str, int]:
             key=_PROBS, fix="use shares that add up to 1 and give every domain a prompt",
         )  # fmt: skip
         return {}
+    if abs(sum(shares.values()) - 1) > 1e-6:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        keys.warn(f"{_PROBS} adds up to {sum(shares.values()):g}, and not to 1: a step has {told} prompts, because the last "
+                  "domain gets what is left, in ROLL too")  # fmt: skip
     return counts if len(domains) > 1 else {}
 
 

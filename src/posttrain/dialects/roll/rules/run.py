@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.metric_names import tracking
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import CONFIG, count, plain, uses_critic, uses_reference
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

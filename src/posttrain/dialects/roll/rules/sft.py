@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.distil_texts import distil_texts
 from posttrain.dialects.roll.rules.look import count, warmup
 from posttrain.dialects.roll.rules.lora import lora

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 
 _ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2"}
 # Settings of rewards' advantages, which teachers alone do not read.

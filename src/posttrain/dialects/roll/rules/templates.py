@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import text_none
 from posttrain.errors import did_you_mean
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 
 _QUESTIONS = {"roll_math": "math", "roll_qa": "text", "math": "math", "qa": "text", "logic": "text"}
 _BOXED_NUMBER = r".*\\boxed\{\s*(\d+)\s*\}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules import algorithm, run
-from posttrain.dialects.skyrl.rules.asynchronous import asynchronous
+from posttrain.dialects.skyrl.rules.asynchronous import asynchronous, one_step
 from posttrain.dialects.skyrl.rules.batches import batches
 from posttrain.dialects.skyrl.rules.environment import environment
 from posttrain.dialects.skyrl.rules.look import two_names
@@ -19,7 +19,7 @@ from posttrain.dialects.skyrl.rules.teachers import teachers
 
 def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
-    fields = two_names(keys)
+    fields = run.run_name(keys) | two_names(keys)
     has_critic = algorithm.uses_critic(keys)
     teaching = teachers(keys)
     kl = {} if teaching else algorithm.kl(keys)
@@ -28,7 +28,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= teaching or algorithm.advantages(keys)
     fields |= algorithm.dynamic_sampling(keys)
     fields |= asynchronous(keys)
-    fields |= loss(keys)
+    fields |= loss(keys) | one_step(keys)
     fields |= batches(keys, copies, has_critic=has_critic)
     fields |= roles(keys, has_critic=has_critic, has_reference=bool(kl))
     fields |= sampling(keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
 from posttrain.registry import ADVANTAGES

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 
 _SECTION = "trainer.fully_async"
 _ON = f"{_SECTION}.enabled"
 _CLEAR = f"{_SECTION}.clear_kv_cache_on_weight_sync"
+_LARGEST_WEIGHT = 2.0  # SkyRL's own where use_tis is on
 _READ = ("max_staleness_steps", "num_parallel_generation_workers", "sample_full_batch", "clear_kv_cache_on_weight_sync")
 
 
@@ -50,3 +51,18 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
                 fix="use trainer.algorithm.zero_variance_filter=true",
             )
     return fields
+
+
+def one_step(keys: Reader) -> dict[str, Any]:
+    """The correction of SkyRL's example that samples a step ahead, which asks for it by its program and not by a key: its losses
+    take responses as if the step's own weights had sampled them."""
+    ahead = keys.section("posttrain").get("asynchronous")
+    if not isinstance(ahead, dict) or ahead.get("mode", "off") == "off":
+        return {}
+    if get(keys, "trainer.algorithm.use_tis") or keys.written("trainer.algorithm.off_policy_correction"):
+        return {}
+    keys.warn(
+        "responses are of weights a step older, which SkyRL treats as if the step's had sampled them; here their token losses "
+        f"are multiplied by trainer / sampler, at most {_LARGEST_WEIGHT:g}, as trainer.algorithm.use_tis=true does"
+    )
+    return {"loss.rollout_correction.weights": "token", "loss.rollout_correction.weight_high": _LARGEST_WEIGHT}

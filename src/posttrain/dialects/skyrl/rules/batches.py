@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 
 _STEP = "trainer.train_batch_size"
 _MICRO = "trainer.micro_train_batch_size_per_gpu"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
 from posttrain.libraries.skyrl_names import RUN_CODE, SHIPPED
 
 CLASS = "environment.env_class"
 SECTION = "environment.skyrl_gym"
+ENDPOINT = "generator.enable_http_endpoint"
+_ENDPOINT_KEYS = ("generator.http_endpoint_host", "generator.http_endpoint_port")
 _ONE_TURN = "a conversation of one turn is scored, not played"
 _OURS = "posttrain.environment"
 _TURN_KEYS = (
@@ -31,6 +33,10 @@ def plays(keys: Reader) -> bool:
 
 def environment(keys: Reader) -> dict[str, Any]:
     """Return the environments and their settings."""
+    if get(keys, ENDPOINT):
+        return _open_run(keys)
+    for key in _ENDPOINT_KEYS:
+        keys.ignore(key, f"{ENDPOINT} is false")
     if not plays(keys):
         for key in (*_TURN_KEYS, f"{SECTION}.search"):
             keys.ignore(key, _ONE_TURN)
@@ -65,6 +71,18 @@ def environment(keys: Reader) -> dict[str, Any]:
         keys.ignore(CLASS, f"{_OURS}.name says what is played")
         return fields
     return fields | _package(keys)
+
+
+def _open_run(keys: Reader) -> dict[str, Any]:
+    """Return the environment that programs outside play; one turn of ``env_class`` scores those that send no reward."""
+    for key in (*_TURN_KEYS, f"{SECTION}.search"):
+        keys.ignore(key, "programs outside have the conversations")
+    return {
+        "environment.name": "open",
+        "environment.settings.host": get(keys, _ENDPOINT_KEYS[0]),
+        "environment.settings.port": get(keys, _ENDPOINT_KEYS[1]),
+        "environment.max_context_tokens": keys["generator.max_input_length"],
+    }
 
 
 def _package(keys: Reader) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from posttrain.dialects.ledger import ABSENT
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.ledger import LEDGER
 
 # Name of mid-2025 -> its later name.
@@ -28,6 +28,11 @@ def get(keys: Reader, name: str) -> Any:
         default = LEDGER.by_name[name].default
         return None if default is ABSENT else default
     return keys[name]
+
+
+def is_of_2026(keys: Reader) -> bool:
+    """Tell whether the configuration has the section that came in 2026."""
+    return keys.written("generator.inference_engine")
 
 
 def two_names(keys: Reader) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
-from posttrain.dialects.skyrl.rules.look import get, name_of
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.skyrl.rules.look import get, is_of_2026, name_of
 from posttrain.errors import did_you_mean
 from posttrain.registry import POLICY_LOSSES
 
@@ -95,11 +95,11 @@ def _aggregation(keys: Reader) -> dict[str, Any]:
     key, norm = f"{_ALGORITHM}.loss_reduction", f"{_ALGORITHM}.max_seq_len"
     mode = get(keys, key)
     if mode == "token_mean_legacy":
-        what = (
-            "token_mean_legacy is a mean of micro-batch means, so that the size of micro-batches changes the gradient"
+        keys.warn(
+            f"{key}=token_mean_legacy is a mean of micro-batch means, so that the size of micro-batches changes the gradient; "
+            "here it is token_mean, the mean over the whole mini-batch"
         )
-        keys.problem(what, key=key, fix=f"use {key}=token_mean, the mean over the whole mini-batch")
-        return {}
+        mode = "token_mean"
     fields: dict[str, Any] = {"loss.aggregation": AGGREGATIONS[mode]}
     if mode == "seq_mean_token_sum_norm":
         lengths = keys["generator.max_input_length"] + keys["generator.sampling_params.max_generate_length"]
@@ -149,7 +149,7 @@ def _check_tis(keys: Reader, kind: str, use: str, cap: str) -> None:
     if get(keys, "generator.backend") == "sglang":
         what = "use_tis needs the sampler's log-probs, which SkyRL does not get from sglang"
         keys.problem(what, key=use, fix=f"use {name_of(keys, 'generator.backend')}=vllm, or {use}=false")
-    if not keys["generator.batched"]:
+    if not keys["generator.batched"] and not is_of_2026(keys):
         what = "use_tis needs generator.batched=true in SkyRL, and it is false"
         keys.problem(what, key="generator.batched", fix="use generator.batched=true")
     if kind not in ("regular", "dual_clip"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get, name_of
 from posttrain.dialects.skyrl.rules.servers import addresses
 from posttrain.dialects.skyrl.strategies import MEGATRON

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.ledger import leaves
-from posttrain.dialects.reading import Reader
-from posttrain.dialects.skyrl.rules.look import get, ignore_all, joined
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.skyrl.rules.look import get, ignore_all, is_of_2026, joined
 from posttrain.dialects.skyrl.rules.teachers import NO_OP
 from posttrain.dialects.skyrl.strategies import CANNOT_OFFLOAD, DEEPSPEED, MEGATRON
 from posttrain.errors import did_you_mean
@@ -184,7 +184,8 @@ def _check_strategy(keys: Reader) -> None:
     strategy = keys["trainer.strategy"]
     for role in ("policy", "critic"):
         offload = f"trainer.{role}.fsdp_config.cpu_offload"
-        if strategy == CANNOT_OFFLOAD and keys[offload]:
+        # In files of 2026 fsdp is FSDP2
+        if strategy == CANNOT_OFFLOAD and keys[offload] and not is_of_2026(keys):
             what = f"FSDP1 cannot train with weights in CPU memory ({offload}=true)"
             keys.problem(what, key=offload, fix=f"use {offload}=false, or trainer.strategy=fsdp2")
         if strategy != DEEPSPEED:

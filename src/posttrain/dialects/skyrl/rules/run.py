@@ -7,15 +7,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from posttrain.dialects.metric_names import tracking
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.environment import SECTION, plays
-from posttrain.dialects.skyrl.rules.look import get
+from posttrain.dialects.skyrl.rules.look import get, ignore_all
 from posttrain.dialects.skyrl.strategies import SHARDED
 from posttrain.errors import did_you_mean
 from posttrain.registry import REWARDS
 
 TRACKERS = ("wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "console")
 _FILES = (".parquet", ".json", ".jsonl")
+_PROFILER = "trainer.policy.torch_profiler_config"
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 # SkyRL's environments that are a scorer, or one in a conversation of one turn: the reward term that scores as they do.
 SCORERS: dict[str, dict[str, Any]] = {
@@ -77,7 +78,7 @@ def _files(keys: Reader, key: str) -> list[str]:
 def reward(keys: Reader) -> dict[str, Any]:
     """The scorer that an environment stands for, and the buffer of SkyRL's DAPO example."""
     section = "trainer.algorithm.overlong_buffer"
-    length, factor = keys[f"{section}.len"], keys[f"{section}.penalty_factor"]
+    length, factor = get(keys, f"{section}.len"), get(keys, f"{section}.penalty_factor")
     fields: dict[str, Any] = {}
     if not plays(keys):
         term = _term(keys)
@@ -213,15 +214,46 @@ def trackers(keys: Reader) -> dict[str, Any]:
 
 
 def profiling(keys: Reader) -> dict[str, Any]:
-    """Snapshots of the memory that updates use."""
+    """Snapshots of the memory that updates use, and traces of the policy's workers."""
     if not keys["trainer.policy.record_memory"]:
-        return {}
+        return _traces(keys)
+    keys.ignore(_PROFILER, "trainer.policy.record_memory takes snapshots instead")
     return {
         "profiling.memory": True,
         "profiling.operators": False,
         "profiling.steps": "all",
         "profiling.phases": ["update"],
     }
+
+
+def _traces(keys: Reader) -> dict[str, Any]:
+    """The steps of torch's own schedule: after ``skip_first``, ``repeat`` windows of wait, warmup and active steps."""
+    section = _PROFILER
+    if not keys.ledger.find(f"{section}.enable") or not keys[f"{section}.enable"]:
+        ignore_all(keys, (section,), f"{section}.enable is not true")
+        return {}
+    idle = keys[f"{section}.wait"] + keys[f"{section}.warmup"]
+    active, first = keys[f"{section}.active"], keys[f"{section}.skip_first"]
+    windows = range(max(1, keys[f"{section}.repeat"]))
+    starts = [first + number * (idle + active) + idle + 1 for number in windows]
+    return {
+        "profiling.steps": [start + step for start in starts for step in range(active)],
+        "profiling.phases": ["logprobs", "update"],
+        "profiling.ranks": keys[f"{section}.ranks"],
+        "profiling.folder": keys[f"{section}.save_path"],
+        "profiling.shapes": keys[f"{section}.record_shapes"],
+        "profiling.stacks": keys[f"{section}.with_stack"],
+    }
+
+
+def run_name(keys: Reader) -> dict[str, Any]:
+    """The name of a run whose own is empty, as the peer lets it be: the variable of a script that is not set."""
+    key = "trainer.run_name"
+    if keys[key] != "":
+        return {}
+    default = keys.ledger.by_name[key].default
+    keys.warn(f"{key} is empty, and the run is called {default}; was a variable of the script not set?")
+    return {"run.name": default}
 
 
 def precision(keys: Reader) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
-from posttrain.dialects.skyrl.rules.look import get, name_of
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.skyrl.rules.look import get, is_of_2026, name_of
 from posttrain.dialects.skyrl.rules.servers import addresses, servers
 
 _OPTIONS = "rollout.engine_options"
@@ -64,7 +64,7 @@ def _check_parameters(keys: Reader, section: str) -> None:
         if logprobs != 0:
             what = f"{key} must be null or 0 (the sampled token's alone), not {logprobs}"
             keys.problem(what, key=key, fix=f"use {key}=0")
-        if not keys["generator.batched"]:
+        if not keys["generator.batched"] and not is_of_2026(keys):
             what = f"{key} needs generator.batched=true in SkyRL, and it is false"
             keys.problem(what, key=key, fix=f"remove it (log-probs are kept here in any case), or use {key}=null")
         if addresses(keys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get, name_of
 
 _LOCAL = "generator.run_engines_locally"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import algorithm, recipes, records
 from posttrain.dialects.verl.rules.asynchronous import asynchronous
 from posttrain.dialects.verl.rules.batches import batches
 from posttrain.dialects.verl.rules.distillation import distillation
+from posttrain.dialects.verl.rules.later_names import read_later_names
 from posttrain.dialects.verl.rules.layout import Layout, layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
@@ -16,7 +17,7 @@ from posttrain.dialects.verl.rules.names import ACTOR, MODEL
 from posttrain.dialects.verl.rules.optimizer import optimizers, routing, shuffles
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
-from posttrain.dialects.verl.rules.sampling import sampling
+from posttrain.dialects.verl.rules.sampling import name_of_engine, sampling
 from posttrain.dialects.verl.rules.turns import turns
 
 DEVICES = frozenset({"trainer.n_gpus_per_node", "trainer.nnodes"})
@@ -25,11 +26,14 @@ DEVICES = frozenset({"trainer.n_gpus_per_node", "trainer.nnodes"})
 def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
     _check_version(keys)
+    renamed = read_later_names(keys)
+    name_of_engine(keys)
     recipes.set_step(keys)
     has_critic = algorithm.uses_critic(keys)
     kl = algorithm.kl_in_loss(keys) | algorithm.kl_in_reward(keys)
     has_reference = bool(kl)
     places, fields = layout(keys, has_critic=has_critic)
+    fields |= renamed
     scoring, scorer = reward(keys, places)
     loss = algorithm.loss(keys)
     fields |= scoring | loss | kl

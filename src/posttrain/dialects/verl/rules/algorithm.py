@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
-from posttrain.dialects.verl.rules.early_correction import early_rejections
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.verl.rules.early_correction import early_rejections, first_correction
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 from posttrain.errors import did_you_mean
@@ -256,7 +256,7 @@ def rollout_correction(keys: Reader) -> dict[str, Any]:
     if level is None or with_ratio:
         for name in ("rollout_is_threshold", "rollout_is_batch_normalize"):
             keys.ignore(f"{section}.{name}", "read with rollout_is only")
-    return fields | _rejections(keys, section, ours)
+    return fields | _rejections(keys, section, ours) | first_correction(keys)
 
 
 def _weight_bounds(keys: Reader, section: str, ours: str) -> dict[str, Any]:

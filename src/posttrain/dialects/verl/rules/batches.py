@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
 from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import kind_of_device
 from posttrain.dialects.verl.rules.sampling import concurrency, first_token
 
-_DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+_DTYPES = {
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("float32", "fp32"), "float32"),
+    **dict.fromkeys(("float16", "fp16", "half"), "float16"),
+}
 
 
 def generate_rules(keys: Reader) -> dict[str, Any]:
@@ -26,9 +30,4 @@ def generate_rules(keys: Reader) -> dict[str, Any]:
         fields["placement.device"] = kind_of_device(keys)
     fields |= first_token(keys, "rollout")
     fields |= concurrency(keys, "rollout", keys["rollout.name"])
-    dtype = keys["rollout.dtype"]
-    if dtype in _DTYPES:
-        fields["model.compute_dtype"] = _DTYPES[dtype]
-    else:
-        keys.problem(f"models are not run in {dtype} here", key="rollout.dtype", fix="use bfloat16 or float32")
-    return fields
+    return fields | {"model.compute_dtype": _DTYPES[keys["rollout.dtype"]]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import recipes
 from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
@@ -61,7 +61,9 @@ def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bo
             keys.ignore(f"{model}.{name}", f"{model}.enable_resource_pool, or {model}.enable, is not true")
     if recipes.has_own_devices(keys):
         found["rollout"] = _pool(keys, recipes.POOL)
-    elif get(keys, f"{ROLLOUT}.nnodes") or get(keys, f"{ROLLOUT}.n_gpus_per_node"):
+    elif get(keys, f"{ROLLOUT}.nnodes", 1) != 0 and any(
+        get(keys, f"{ROLLOUT}.{name}") for name in ("nnodes", "n_gpus_per_node")
+    ):
         found["rollout"] = _pool(keys, ROLLOUT)
     if not found:
         return found

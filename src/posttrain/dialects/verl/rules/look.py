@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 
 
 def get(keys: Reader, name: str, otherwise: Any = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.batches import updates_per_step
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
@@ -32,7 +32,7 @@ _MEGATRON_ONLY = (
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 _SGD_MOMENTUM = 0.9  # megatron-core's default
 # Megatron's own words for memory and transfers, which change no number.
-_MEMORY_OF_MEGATRON = (
+MEMORY_OF_MEGATRON = (
     "optimizer_cpu_offload",
     "optimizer_offload_fraction",
     "overlap_cpu_optimizer_d2h_h2d",
@@ -117,7 +117,7 @@ def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
     known = ("eps", "betas", "momentum")
     fields |= {f"{role}.optimizer.{name}": given.pop(name) for name in known if name in given}
     for name in given:
-        if megatron and name in _MEMORY_OF_MEGATRON:
+        if megatron and name in MEMORY_OF_MEGATRON:
             keys.ignore(f"{key}.{name}", "it sets where Megatron keeps the optimizer's numbers, and changes none")
             continue
         keys.problem(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.verl.rules.early_correction import first_correction
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
 
@@ -70,7 +71,21 @@ def _one_step_off(keys: Reader) -> dict[str, Any]:
             "starts from the sampler's log-probs"
         )
         fields["loss.rollout_correction.use_rollout_logprobs"] = True
-    return fields
+        return fields
+    return fields | _corrected(keys)
+
+
+def _corrected(keys: Reader) -> dict[str, Any]:
+    """Weigh the losses of stale tokens where no key does: verl trains on them as if the weights of the step had sampled them."""
+    ratio = [] if is_fully_async(keys) else [f"{_CORRECTION}.bypass_mode", f"{ACTOR}.use_rollout_log_probs"]
+    corrected = any(get(keys, key) for key in (f"{_CORRECTION}.rollout_is", *ratio))
+    if corrected or first_correction(keys) or get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1) > 0:
+        return {}
+    keys.warn(
+        "responses of older weights are trained on as if the step's had sampled them, in verl; here their token losses are "
+        f"multiplied by trainer / sampler, at most 2, as {_CORRECTION}.rollout_is=token does"
+    )
+    return {"loss.rollout_correction.weights": "token", "loss.rollout_correction.weight_high": 2.0}
 
 
 def _fully_async(keys: Reader) -> dict[str, Any]:
@@ -106,8 +121,11 @@ def _fully_async(keys: Reader) -> dict[str, Any]:
     if get(keys, f"{ASYNC}.compute_prox_log_prob", False):
         fields["loss.rollout_correction.use_rollout_logprobs"] = False
     elif get(keys, f"{ASYNC}.use_rollout_log_probs", True):
-        fields |= {"loss.rollout_correction.use_rollout_logprobs": True, "loss.rollout_correction.weights": "none"}
-    return fields
+        return fields | {
+            "loss.rollout_correction.use_rollout_logprobs": True,
+            "loss.rollout_correction.weights": "none",
+        }
+    return fields | (_corrected(keys) if bound else {})
 
 
 def _every(cycles: int, steps: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.metric_names import tracking
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
 from posttrain.dialects.verl.strategies import MEGATRON

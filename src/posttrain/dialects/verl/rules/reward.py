@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
 from posttrain.dialects.verl.rules.layout import Layout
-from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ROLLOUT
+from posttrain.dialects.verl.strategies import SHARDED
 from posttrain.errors import nearest
 
+_SHARDS = "reward_model.model.fsdp_config"
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
+_SERVED = "reward.reward_model"  # its later name, where it is served
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
 WHOLE_SEQUENCE = ("0.1", "0.2")
 MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
@@ -21,11 +24,12 @@ MANAGERS = ("naive", "prime", "dapo", "batch", "remote")
 
 def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
     """The fields, and the name of the reward term; "" where a reward model scores alone."""
-    if keys[f"{_MODEL}.enable"]:
+    served = get(keys, f"{_SERVED}.enable", False)
+    if keys[f"{_MODEL}.enable"] or served:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
         _sampled_judge(keys)
         return {"reward.terms": []} | _model(keys, layout) | _overlong(keys) | _workers(keys), ""
-    for name in ("model", "micro_batch_size", "micro_batch_size_per_gpu", "max_length"):
+    for name in ("model", "strategy", "micro_batch_size", "micro_batch_size_per_gpu", "max_length", "truncation"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
     term = _term(keys)
     return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
@@ -34,8 +38,10 @@ def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
 def _sampled_judge(keys: Reader) -> None:
     """A head that scores does so alike in a server and in the run's own processes; a function that asks a server for the text
     of a judgement needs that server."""
-    key = f"{_MODEL}.rollout"
-    if not keys.section(key):
+    key = next((f"{at}.rollout" for at in (_MODEL, _SERVED) if keys.section(f"{at}.rollout")), None)
+    if key is None and get(keys, f"{_SERVED}.enable", False):
+        key = f"{_SERVED}.enable"
+    if key is None:
         return
     if keys.written(f"{_FUNCTION}.path") or keys.written(f"reward.{_FUNCTION}.path"):
         what = "a reward model that samples its judgement, which a function of yours reads, is planned"
@@ -62,6 +68,8 @@ def _term(keys: Reader) -> dict[str, Any]:
         term = {"name": "by_data_source" if name == "compute_score" else name}
     if own := _own_manager(keys, path, name, options):
         return own
+    if _manager(keys) == "batch" and path is not None:
+        options = _arguments_of_a_batch(keys) | options
     if _manager(keys) == "batch":
         term["batched"] = path is not None
         if path is None:
@@ -69,6 +77,19 @@ def _term(keys: Reader) -> dict[str, Any]:
             fix = f"use {_MODEL}.reward_manager=naive, or name a function of yours with {_FUNCTION}.path"
             keys.problem(what, key=f"{_MODEL}.reward_manager", fix=fix)
     return term | ({"options": options} if options else {})
+
+
+def _arguments_of_a_batch(keys: Reader) -> dict[str, Any]:
+    """Arguments of the manager batch, which hands them to the function."""
+    section = f"{_MODEL}.reward_kwargs"
+    given = {
+        name: value
+        for name, value in keys.section(section).items()
+        if (row := keys.ledger.find(f"{section}.{name}")) is not None and row.name == f"{section}.**"
+    }
+    if given:
+        keys.take_over(section)
+    return given
 
 
 def _manager(keys: Reader) -> str:
@@ -107,6 +128,8 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     term = {"name": manager, "path": file, "kind": "manager", "options": settings}
     if path is not None:
         term |= {"scores_with": f"{path}:{name}", "scores_with_options": options}
+    elif keys.ledger.version in WHOLE_SEQUENCE:
+        term["own_score"] = True
     return term
 
 
@@ -124,16 +147,27 @@ def _workers(keys: Reader) -> dict[str, Any]:
 def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
     ours = "reward.model"
     by_tokens = get(keys, f"{_MODEL}.use_dynamic_bsz", False)
-    served = bool(keys.section(f"{_MODEL}.rollout"))  # a server needs no size, and the choice is ours
+    # A server needs no size, and the choice is ours
+    later = bool(get(keys, f"{_SERVED}.enable", False))
+    served = bool(keys.section(f"{_MODEL}.rollout")) or later
     needed = not by_tokens and not served
     size = per_device(keys, f"{_MODEL}.micro_batch_size", layout.reward_model_devices, needed=needed)
     size = MOST_CHOSEN if size is None and served and not by_tokens else size
     fields = {
-        f"{ours}.path": keys[f"{_MODEL}.model.path"],
+        f"{ours}.path": (get(keys, f"{_SERVED}.model_path") if later else None) or keys[f"{_MODEL}.model.path"],
         f"{ours}.own_template": keys[f"{_MODEL}.model.input_tokenizer"] is not None,
         f"{ours}.max_tokens": keys[f"{_MODEL}.max_length"],
         f"{ours}.trust_remote_code": get(keys, f"{_MODEL}.model.trust_remote_code", False),
+        f"{ours}.truncation": get(keys, f"{_MODEL}.truncation", "left"),
+        f"{ours}.config_overrides": keys.section(f"{_MODEL}.model.override_config"),
+        f"{ours}.offload": get(keys, f"{_SHARDS}.param_offload", False),
     }
+    if keys[f"{_MODEL}.strategy"] in SHARDED and layout.reward_model_devices > 1:
+        fields |= {f"{ours}.engine": SHARDED[0]} | engine_options(keys, _SHARDS, f"{ours}.engine_options")
+    else:
+        for row in keys.ledger.rows:
+            if row.name.startswith(f"{_SHARDS}.") and not row.name.endswith("param_offload"):
+                keys.ignore(row.name, "every device has all of the reward model")
     return fields | ({f"{ours}.sequences_per_micro_batch_per_device": size} if size is not None else {})
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.converters import CONVERTERS
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ROLLOUT
 
+# Sections that say whose responses are kept, the later ones first.
+_SKIPS = ("skip.async_rollout", "skip.rollout_tq", "skip.rollout", f"{ROLLOUT}.skip")
 # Arguments of the sampler that verl gives itself: once more in engine_kwargs is one time too many.
 _GIVEN = {
     "dtype": "dtype",
@@ -25,6 +27,17 @@ _GIVEN = {
 }
 
 
+def name_of_engine(keys: Reader) -> None:
+    """Let all rules that follow read the name of a sampler that exists here."""
+    key = f"{ROLLOUT}.name"
+    if keys[key] == "sglang_async":
+        keys.put(key, "sglang")
+    elif keys[key] == "trtllm":
+        if not keys.here:
+            keys.problem(f"{key}=trtllm: there is no sampler of TensorRT-LLM here", key=key, fix=f"use {key}=vllm")
+        keys.put(key, "vllm")
+
+
 def sampling(keys: Reader) -> dict[str, Any]:
     """Lengths, seed, validation and engine settings."""
     engine = keys[f"{ROLLOUT}.name"]
@@ -35,8 +48,36 @@ def sampling(keys: Reader) -> dict[str, Any]:
         what = "greedy responses of a prompt are all the same, and teach nothing"
         keys.problem(what, key=f"{ROLLOUT}.do_sample", fix=f"use {ROLLOUT}.do_sample=True")
     _check_engine(keys, engine)
-    fields |= first_token(keys, ROLLOUT)
+    fields |= first_token(keys, ROLLOUT) | _replayed(keys)
     return fields | concurrency(keys, ROLLOUT, engine) | _validation(keys) | _engine_kwargs(keys, engine)
+
+
+def _replayed(keys: Reader) -> dict[str, Any]:
+    """The folder of kept responses, where verl has a file of that name."""
+    for section in _SKIPS:
+        if not get(keys, f"{section}.enable", False):
+            for name in ("dump_dir", "steps"):
+                keys.ignore(f"{section}.{name}", f"{section}.enable is false")
+            continue
+        steps = None if section == f"{ROLLOUT}.skip" else get(keys, f"{section}.steps", [])
+        return _skipped(keys, get(keys, f"{section}.dump_dir", "~/.verl/rollout_dump"), steps)
+    place = f"{ROLLOUT}.skip_dump_dir"
+    if not get(keys, f"{ROLLOUT}.skip_rollout", False):
+        keys.ignore(place, "skip_rollout is false")
+        return {}
+    prompts = get(keys, "data.gen_batch_size", keys["data.train_batch_size"])
+    name = f"__GBS{prompts}__N{keys[f'{ROLLOUT}.n']}"
+    return {"rollout.replay_folder": f"{str(get(keys, place, '/tmp/rollout_dump')).rstrip('/')}/{name}"}
+
+
+def _skipped(keys: Reader, place: str, steps: list[int] | None) -> dict[str, Any]:
+    """Return the folder of verl 0.8 and later, and the steps that it is for; None: all."""
+    prompts = get(keys, "data.gen_batch_size", keys["data.train_batch_size"])
+    sizes = f"GBS{prompts}_N{keys[f'{ROLLOUT}.n']}"
+    sizes += f"_in{keys['data.max_prompt_length']}_out{keys['data.max_response_length']}"
+    run = f"{keys['trainer.experiment_name']}_{keys['trainer.project_name']}"
+    fields: dict[str, Any] = {"rollout.replay_folder": f"{place.rstrip('/')}/{run}/{sizes}"}
+    return fields if steps is None else fields | {"rollout.replay_steps": steps}
 
 
 def first_token(keys: Reader, section: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.records import contents, resume, trackers
@@ -12,13 +12,12 @@ from posttrain.dialects.verl.rules.sft_engine import (
     engine_fields,
     engine_layout,
     is_engine,
+    masters,
     optimizer,
     schedule,
 )
 from posttrain.dialects.verl.strategies import SHARDED
 from posttrain.plan.engine import engine_called
-
-_MASTERS = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
 def sft_rules(keys: Reader) -> dict[str, Any]:
@@ -83,15 +82,7 @@ def _dataset_class(keys: Reader) -> dict[str, Any]:
 
 
 def _precision(keys: Reader) -> dict[str, Any]:
-    key = "model.fsdp_config.model_dtype"
-    given = get(keys, key, "fp32")
-    if given not in _MASTERS:
-        what = (
-            f"{key}={given} needs loss scaling, without which small gradients vanish; verl's SFT does not scale, either"
-        )
-        keys.problem(what, key=key, fix=f"use {key}=bf16 or {key}=fp32")
-        return {}
-    return {"model.master_dtype": _MASTERS[given]}
+    return masters(keys, "model.fsdp_config.model_dtype")
 
 
 def _layout(keys: Reader) -> dict[str, Any]:
@@ -103,6 +94,9 @@ def _layout(keys: Reader) -> dict[str, Any]:
         placed = {"placement.nodes": nodes, "placement.devices": nodes * per_node}
         keys.ignore("model.fsdp_config", "the section engine says how the weights are shared out")
         return placed | engine_layout(keys, devices)
+    if shared > 1 and devices % shared and keys.here:
+        keys.warn(f"ulysses_sequence_parallel_size: 1 instead of {shared}, for the one device of --here")
+        shared = 1
     if shared > 1 and devices % shared:
         key = "ulysses_sequence_parallel_size"
         fits = max(size for size in range(1, min(shared, devices) + 1) if devices % size == 0)

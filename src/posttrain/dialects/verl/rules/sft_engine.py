@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reading import Reader
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
-from posttrain.dialects.verl.rules.optimizer import OPTIMIZERS, STYLES
+from posttrain.dialects.verl.rules.optimizer import MEMORY_OF_MEGATRON, OPTIMIZERS, STYLES
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 
-DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+DTYPES = {
+    **dict.fromkeys(("fp32", "float32"), "float32"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp16", "float16"), "float16"),
+}
 _SIZES = {
     "tensor_parallel": "engine.tensor_model_parallel_size",
     "pipeline_parallel": "engine.pipeline_model_parallel_size",
@@ -40,14 +44,18 @@ def engine_fields(keys: Reader) -> dict[str, Any]:
         fields["policy.max_tokens_per_micro_batch"] = keys["data.max_token_len_per_gpu"]
     else:
         keys.ignore("data.max_token_len_per_gpu", "read with data.use_dynamic_bsz only")
-    for name, ours in (("model_dtype", "model.master_dtype"), ("dtype", "model.compute_dtype")):
-        given = keys[f"engine.{name}"]
-        if given in DTYPES:
-            fields[ours] = DTYPES[given]
-        else:
-            what = f"engine.{name}={given} needs loss scaling, without which small gradients vanish"
-            keys.problem(what, key=f"engine.{name}", fix=f"use engine.{name}=bfloat16 or float32")
-    return fields
+    return fields | {"model.compute_dtype": DTYPES[keys["engine.dtype"]]} | masters(keys, "engine.model_dtype")
+
+
+def masters(keys: Reader, key: str) -> dict[str, Any]:
+    """Return the precision of the trained weights: float32 in place of float16, whose bits are too few for updates."""
+    ours = DTYPES[get(keys, key, "fp32")]
+    if ours == "float16":
+        keys.warn(
+            f"{key}: the trained weights are float32, because float16 rounds away updates below 1/2048 of a weight"
+        )
+        ours = "float32"
+    return {"model.master_dtype": ours}
 
 
 def engine_layout(keys: Reader, devices: int) -> dict[str, Any]:
@@ -83,6 +91,8 @@ def schedule(keys: Reader) -> dict[str, Any]:
         fields |= {f"{ours}.warmup_updates": steps, f"{ours}.warmup_ratio": 0.0}
     elif ratio is not None:
         fields[f"{ours}.warmup_ratio"] = ratio
+    if get(keys, "optim.zero_indexed_step", True) is False:
+        fields[f"{ours}.counts_from"] = 1
     if not is_engine(keys):
         for name in ("lr_scheduler_type", "warmup_style"):
             keys.ignore(f"optim.{name}", "lr_scheduler is what this trainer reads")
@@ -126,7 +136,10 @@ def optimizer(keys: Reader) -> dict[str, Any]:
     elif name != "adamw":
         fields["policy.optimizer.name"] = name
     for name, value in (get(keys, "optim.override_optimizer_config") or {}).items():
-        if name not in ("eps", "momentum"):
+        if name in MEMORY_OF_MEGATRON and get(keys, "engine.strategy") == MEGATRON:
+            why = "it sets where Megatron keeps the optimizer's numbers, and changes none"
+            keys.ignore(f"optim.override_optimizer_config.{name}", why)
+        elif name not in ("eps", "momentum"):
             key = "optim.override_optimizer_config"
             keys.problem(f"{name} is no argument of the optimizer that can be set here (eps, momentum)", key=key)
         else:

@@ -11,11 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from posttrain.config.environment import SINGLE_TURN
-from posttrain.dialects.reading import Reader
+from posttrain.data.tool_forms import DEFAULT as DEFAULT_FORM
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import AGENT, ROLLOUT, TURNS
 from posttrain.libraries import yaml_text
-from posttrain.registry import is_installed
+from posttrain.registry import TOOL_FORMS, is_installed
 
 TOOL_FILE = f"{TURNS}.tool_config_path"
 INTERACTION_FILE = f"{TURNS}.interaction_config_path"
@@ -29,7 +30,7 @@ _CUT = {"left": "end", "right": "start", "middle": "middle"}
 _SINGLE, _TOOLS = "single_turn_agent", "tool_agent"
 _READ_BY_TURNS = (
     "max_turns", "max_assistant_turns", "max_user_turns", "tool_config_path", "interaction_config_path", "max_parallel_calls",
-    "max_tool_response_length", "tool_response_truncate_side", "use_inference_chat_template",
+    "max_tool_response_length", "tool_response_truncate_side", "use_inference_chat_template", "format",
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def _server(keys: Reader) -> dict[str, Any]:
 def _environments(keys: Reader) -> dict[str, Any]:
     enabled = keys[f"{TURNS}.enable"]
     by_row = get(keys, f"{ROLLOUT}.mode") == "async" and keys[TOOL_FILE] is not None
+    form = _form(keys)
     if not enabled and not by_row:
         for name in _READ_BY_TURNS:
             keys.ignore(f"{TURNS}.{name}", "multi_turn.enable is false")
@@ -78,9 +80,23 @@ def _environments(keys: Reader) -> dict[str, Any]:
         "environment.max_sequence_tokens": get(
             keys, f"{ROLLOUT}.max_model_len", keys["data.max_prompt_length"] + response
         ),
+        "environment.tool_call_form": form,
         "environment.changed_history": "split" if keys[f"{TURNS}.use_inference_chat_template"] else "append",
     }
     return fields | (_by_row(keys) if by_row else _everywhere(keys))
+
+
+def _form(keys: Reader) -> str:
+    """The form of tool calls; newer versions of verl have the names of model families, some with their number."""
+    asked = str(keys[f"{TURNS}.format"])
+    word = asked.lower().replace("-", "_")
+    found = [DEFAULT_FORM] if word in ("chatml", "qwen") else []
+    found += [form for form in TOOL_FORMS.names() if word.startswith(form)]
+    if not found:
+        known = ", ".join(["hermes", *(form for form in TOOL_FORMS.names() if form != "hermes")])
+        what = f"tool calls are read in the form {known}, and not {asked!r}"
+        keys.problem(what, key=f"{TURNS}.format", fix="use the form that the model's chat template writes")
+    return found[0] if found else DEFAULT_FORM
 
 
 def _everywhere(keys: Reader) -> dict[str, Any]:

@@ -73,17 +73,20 @@ def split_traffic(model: PlacedModel, purpose: str, passes: Passes) -> list[Traf
             what=f"{purpose}: share matrices",
             bytes=directions * sums * 2 * states * (sizes.tensor - 1) // sizes.tensor,
             messages=directions * sums * passes.forward if sizes.tensor > 1 else 0,
+            within="tensor",
         ),
         _to_experts(model, f"{purpose}: tokens to experts", settings, states, directions * mixed, passes.forward),
         Traffic(
             what=f"{purpose}: share sequences",
             bytes=directions * layers * heads * (sizes.context - 1) // sizes.context,
             messages=directions * layers * 2 * passes.forward if sizes.context > 1 else 0,
+            within="sequence",
         ),
         Traffic(
             what=f"{purpose}: share layers",
             bytes=min(directions, 2) * stretches * states if sizes.pipeline > 1 else 0,
             messages=min(directions, 2) * stretches * passes.forward if sizes.pipeline > 1 else 0,
+            within="pipeline",
         ),
     ]
 
@@ -111,7 +114,7 @@ def _to_experts(
     else:
         sent = here * experts.chosen
         received, kinds = sent * (over - 1) // over + sent * (one_over - 1), (over > 1) + (one_over > 1)
-    return Traffic(what=what, bytes=2 * layers * received, messages=2 * layers * kinds * passes)
+    return Traffic(what=what, bytes=2 * layers * received, messages=2 * layers * kinds * passes, within="data")
 
 
 def _reduce_gradients(model: PlacedModel, updates: int) -> Traffic:
@@ -128,6 +131,7 @@ def _reduce_gradients(model: PlacedModel, updates: int) -> Traffic:
         what=f"{model.role}: reduce gradients",
         bytes=updates * sum(2 * each * width * (alike - 1) // alike for each, alike, _ in groups),
         messages=updates * sum(count for _, alike, count in groups if alike > 1),
+        within="data",
     )
 
 
@@ -139,4 +143,5 @@ def _gather_new_weights(model: PlacedModel, updates: int) -> Traffic:
         what=f"{model.role}: gather new weights",
         bytes=updates * sum(each * model.master_width * (alike - 1) // alike for each, alike in groups),
         messages=updates * len(groups),
+        within="data",
     )

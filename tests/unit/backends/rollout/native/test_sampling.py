@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.backends.rollout.native.sampling import draw, restrict, uniforms
+from posttrain.backends.rollout.native.sampling import draw, draw_rows, restrict, uniforms
 from posttrain.records.trajectories import SamplingParams
 
 DRAWS = 20_000
@@ -147,3 +147,19 @@ def test_cuts_act_in_the_order_top_k_top_p_min_p() -> None:
     distribution it would have kept two."""
     assert cut_sizes(restrict(LOGITS[None], params(top_p=0.5))) == [2]
     assert cut_sizes(restrict(LOGITS[None], params(top_k=2, top_p=0.5))) == [1]
+
+
+def test_rows_are_drawn_each_from_its_own_distribution() -> None:
+    """Rows 0 and 2 take the likeliest token; row 1 of the two likeliest, 0.30 and 0.25, the second at 0.9 of their sum; row 3
+    the last token with probability at 0.999 of all."""
+    random = torch.tensor([0.9, 0.9, 0.1, 0.999])
+    samplings = [params(temperature=0), params(top_k=2), params(temperature=0), params()]
+    tokens, logprobs = draw_rows(LOGITS.expand(4, -1), random, samplings, [False] * 4)
+    assert tokens.tolist() == [1, 3, 1, 7]
+    expected = [math.log(p) for p in (0.30, 0.25 / 0.55, 0.30, 0.08)]
+    assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_top_p_below_float32_keeps_the_likeliest_token() -> None:
+    tokens, logprobs = draw(LOGITS[None], torch.tensor([0.9]), params(top_p=1e-60))
+    assert (tokens.tolist(), logprobs.tolist()) == ([1], [0.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.rollout.native.stream import NativeStream
@@ -17,7 +18,7 @@ from posttrain.interfaces.rollout_engine import Request
 from posttrain.models.attention import CachedRows
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import tiny_tokenizer
-from posttrain.records.trajectories import SamplingParams, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 MANY_STOPS = tuple(range(0, 256, 8))
 
@@ -200,3 +201,79 @@ def test_the_cache_grows_with_what_is_sampled_and_not_with_what_may_be(tiny_llam
         assert len(stream.wait(60.0)) == 50
         assert stream._cache.responses.keys[0].shape == (56, 2, 8, 80)  # rows above 8 are filled up to a multiple of it
     assert stream._cache.responses.keys[0].numel() == 0  # given back
+
+
+def test_requests_with_sampling_of_their_own_share_batches_and_draw_as_alone(tiny_llama: Path) -> None:
+    """Each response equals that of a stream with its parameters; temperature 0 is the same for every seed."""
+    plain = SamplingParams(max_response_tokens=12, ignore_eos=True, seed=2)
+    own = {
+        "plain": None,
+        "greedy": replace(plain, temperature=0.0),
+        "cold": replace(plain, temperature=0.3, top_p=0.8),
+        "few": replace(plain, top_k=3),
+    }
+    requests = [Request(name, tuple(b"some text"), 12, sampling=each) for name, each in own.items()]
+    with sampler(tiny_llama).open_stream(plain) as stream:
+        stream.submit(requests)
+        mixed = {one.sample_id: one for one in all_of(stream)}
+    assert len({one.token_ids for one in mixed.values()}) == 4
+    for request in requests:
+        with sampler(tiny_llama).open_stream(request.sampling or plain) as stream:
+            stream.submit([replace(request, sampling=None)])
+            [alone] = all_of(stream)
+        assert mixed[alone.sample_id].token_ids == alone.token_ids
+        assert mixed[alone.sample_id].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+def test_a_stop_text_of_a_request_ends_it_alone() -> None:
+    """Of A come B, C, ...: one request ends at E, which the other runs past."""
+    _, engine = counting()
+    plain = SamplingParams(max_response_tokens=6)
+    with engine.open_stream(plain) as stream:
+        stream.submit([Request("1", (65,), 6, sampling=replace(plain, stop=("DE",))), Request("2", (65,), 6)])
+        found = {one.sample_id: (one.text, one.stop_reason) for one in all_of(stream)}
+    assert found == {"1": ("BCDE", StopReason.STOP_TEXT), "2": ("BCDEFG", StopReason.LENGTH)}
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "top_k": 3}, {"temperature": 0.0}])
+def test_the_likeliest_tokens_are_those_of_the_distribution_by_plain_transformers(
+    tiny_llama: Path, options: dict[str, float]
+) -> None:
+    """top_k=3 leaves three, although four are wanted; temperature 0 reports the distribution at 1."""
+    prompt, plain = tuple(b"some text"), SamplingParams(max_response_tokens=5, ignore_eos=True, **options)
+    engine = sampler(tiny_llama)
+    with engine.open_stream(plain) as stream:
+        stream.submit([Request("1", prompt, 5, top_logprobs=4), Request("2", prompt, 5)])
+        found = {one.sample_id: one for one in all_of(stream)}
+    assert found["2"].top_logprobs == ()
+    tokens = torch.tensor([[*prompt, *found["1"].token_ids]])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)(tokens).logits[
+            0, len(prompt) - 1 : -1
+        ]
+    values, ids = (logits / (plain.temperature or 1)).topk(plain.top_k or logits.shape[1])
+    expected = values.log_softmax(dim=1)[:, :4]
+    assert len(found["1"].top_logprobs) == 5
+    for place, wanted, wanted_ids in zip(found["1"].top_logprobs, expected.tolist(), ids.tolist(), strict=True):
+        assert [token for token, _ in place] == wanted_ids[: len(wanted)]
+        assert [value for _, value in place] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_request_for_its_prompts_log_probs_gets_those_of_plain_transformers(tiny_llama: Path) -> None:
+    """Two requests for one prompt differ in what they ask for, and a third asks for nothing."""
+    prompt = tuple(b"some text")
+    with sampler(tiny_llama).open_stream(SamplingParams(max_response_tokens=2, temperature=0.0)) as stream:
+        scored = [Request(str(top), prompt, 2, top_logprobs=top, prompt_logprobs=True) for top in (0, 3)]
+        stream.submit([Request("plain", prompt, 2), *scored])
+        found = {one.sample_id: one for one in all_of(stream)}
+    assert (found["plain"].prompt_logprobs, found["plain"].prompt_top_logprobs) == ((), ())
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+        expected = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(dim=1)
+    wanted = [row[token].item() for row, token in zip(expected, prompt[1:], strict=True)]
+    for name in ("0", "3"):
+        assert found[name].prompt_logprobs == pytest.approx(wanted, abs=1e-4)
+    assert found["0"].prompt_top_logprobs == ()
+    for place, row in zip(found["3"].prompt_top_logprobs, expected, strict=True):
+        assert [token for token, _ in place] == row.topk(3).indices.tolist()
+        assert [value for _, value in place] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)

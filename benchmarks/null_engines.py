@@ -1,0 +1,95 @@
+"""Engines that compute nothing, so that what is left of a step is the driver's: a sampler with made tokens, and a policy whose
+gradient is 0. A plug-in: ``model.external_modules: [null_engines]``, with this folder on the path."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.backends.torch_training.policy import PolicyModel
+from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
+from posttrain.records.plans import LossPlan, PreferencePlan
+from posttrain.records.prompts import Prompt
+from posttrain.records.statistics import ForwardBackwardStats
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.registry import ROLLOUT_ENGINES, TRAIN_ENGINES
+
+FIRST_TOKEN = 20  # of made responses, clear of special tokens
+LOGPROB = -1.0  # nats
+
+
+@ROLLOUT_ENGINES.register("null", shares_weights=True, reads_options=False)
+class NullSampler:
+    """Responses of 1 to max_response_tokens tokens, uniform, the same whenever they are asked for."""
+
+    note = ""
+
+    def __init__(self, model: Any, tokenizer: Any, **settings: Any):
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def weights_changed(self, version: int) -> None:
+        self._version = version
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> Any:
+        raise RuntimeError("the null engine samples whole batches")
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        on_group: OnGroup | None = None,
+    ) -> list[TrajectoryGroup]:
+        longest = sampling.max_response_tokens
+        tokens = tuple(FIRST_TOKEN + number % 64 for number in range(longest))
+        logprobs = (LOGPROB,) * longest
+        text = "7 " * (longest // 2)
+        draw = random.Random(sampling.seed)
+        groups = []
+        for prompt in prompts:
+            lengths = [draw.randint(1, longest) for _ in range(sampling.samples_per_prompt)]
+            trajectories = tuple(
+                Trajectory(
+                    sample_id=f"{prompt.prompt_id}/{number}",
+                    token_ids=tokens[:length],
+                    logprobs=logprobs[:length],
+                    text=text[:length],
+                    stop_reason=StopReason.LENGTH if length == longest else StopReason.EOS,
+                    policy_version=self._version,
+                )
+                for number, length in enumerate(lengths)
+            )
+            groups.append(TrajectoryGroup(prompt=prompt, trajectories=trajectories))
+            if on_tokens:
+                on_tokens(sum(lengths))
+            if on_group:
+                on_group(groups[-1])
+        return groups
+
+
+@TRAIN_ENGINES.register("null")
+class NullPolicy(PolicyModel):
+    """A policy of the model's weights, with log-probs that are made, and a gradient of 0."""
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return batch.response_mask * LOGPROB
+
+    def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        return batch.response_mask * 1.0
+
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
+    ) -> ForwardBackwardStats:
+        for weight in self.model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        logprobs = batch.sequences.response_mask * LOGPROB
+        return ForwardBackwardStats(loss=0.0, sums={}, tokens=int(batch.loss_mask.sum()), policy_logprobs=logprobs)

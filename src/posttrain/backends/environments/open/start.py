@@ -1,0 +1,65 @@
+"""Start the endpoint of an open run."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from posttrain.backends.environments.open.host import OpenHost
+from posttrain.backends.environments.open.http import OpenServer
+from posttrain.config import RunConfig
+from posttrain.errors import ConfigError, Problem
+from posttrain.registry import ENVS
+
+TOKEN = "endpoint_token"  # the file in the run folder
+
+
+def start_open(config: RunConfig, folder: Path, text_of: Callable[[int], str]) -> tuple[OpenHost, list[str]]:
+    """Listen for programs outside. Returns: the host of their episodes, and what a client sets, for the user.
+
+    Raises: ConfigError when it cannot listen, or the token cannot be read or written.
+    """
+    # The settings, with the defaults that stand where they are registered.
+    defaults = inspect.signature(ENVS.get("open")).parameters.values()
+    settings: dict[str, Any] = {each.name: each.default for each in defaults if each.kind is each.KEYWORD_ONLY}
+    settings |= config.environment.settings
+    token, file = _token(settings["token_file"], folder)
+    host = OpenHost(
+        conversation_timeout_s=settings["conversation_timeout_s"],
+        group_timeout_s=settings["group_timeout_s"],
+        wait_s=settings["wait_s"],
+        has_rows=bool(config.data.train_files),
+    )
+    address, port = str(settings["host"]), int(settings["port"])
+    try:
+        server = OpenServer(
+            host, address, port, token=token, any_sampling=bool(settings["any_sampling"]), text_of=text_of
+        )
+    except OSError as error:
+        what = f"cannot listen at {address}:{port}: {error.strerror or error}"
+        fix = "use another port, or 0 for a free one"
+        raise ConfigError(Problem(what, fix=fix, field="environment.settings.port")) from None
+    return host, [f"open to programs: OPENAI_BASE_URL={server.url}/v1, OPENAI_API_KEY is in {file}"]
+
+
+def _token(file: str | None, folder: Path) -> tuple[str, Path]:
+    """The token in the file, or one that is kept in the run folder, so that clients outlive a restart of the run."""
+    path = folder / TOKEN if file is None else Path(file).expanduser()
+    try:
+        if file is None and not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+                out.write(secrets.token_urlsafe(24) + "\n")
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"the token of the endpoint cannot be read or written: {error}"
+        raise ConfigError(Problem(what, field="environment.settings.token_file")) from None
+    if not token:
+        raise ConfigError(
+            Problem(f"{path} is empty", fix="write a token into it", field="environment.settings.token_file")
+        )
+    return token, path

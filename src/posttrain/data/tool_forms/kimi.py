@@ -1,0 +1,38 @@
+"""Kimi K2: ``<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>{...}<|tool_call_end|>``."""
+
+from __future__ import annotations
+
+import re
+
+from posttrain.data.tool_calls import ToolCall
+from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.values import after_thoughts, call_with_json
+from posttrain.registry import TOOL_FORMS
+
+_CALL = re.compile(r"<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|<\|tool_calls_section_end\|>|\Z)", re.DOTALL)
+_NAME = re.compile(r"(?:functions\.)?([^:\s]+)(?::\d+)?")
+
+
+@TOOL_FORMS.register(
+    "kimi",
+    in_template=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    opening=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    marks=(
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+)
+def kimi(reply: str, schemas: Schemas) -> list[ToolCall]:
+    return [_call(text) for text in _CALL.findall(after_thoughts(reply))]
+
+
+def _call(text: str) -> ToolCall:
+    named, found, arguments = text.partition("<|tool_call_argument_begin|>")
+    call_id = named.strip()
+    name = _NAME.fullmatch(call_id)
+    if not found or name is None:
+        return ToolCall(problem="a tool call is written functions.NAME:0<|tool_call_argument_begin|>{...}")
+    return call_with_json(name.group(1), arguments, call_id=call_id)

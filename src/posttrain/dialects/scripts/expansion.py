@@ -1,0 +1,197 @@
+"""Expansion of a word of the shell: quotes, parameters, arithmetic, substitution, braces, splitting, file patterns."""
+
+from __future__ import annotations
+
+import re
+from glob import glob
+from pathlib import Path
+
+from posttrain.dialects.scripts.arithmetic import arithmetic
+from posttrain.dialects.scripts.parameters import parameter
+from posttrain.dialects.scripts.state import HOLE, Node, Shell
+
+Piece = tuple[str, bool]  # a text, and True where it was quoted
+BREAK: Piece = ("\n\n", True)  # between two items of "$@" or "${array[@]}"
+EMPTY: Piece = ("", False)  # of "$@" without items
+
+
+def source(node: Node) -> str:
+    return str(node.text.decode("utf-8", errors="replace"))
+
+
+def text_of(shell: Shell, node: Node) -> str:
+    """Expand a word to one text, as in an assignment."""
+    return "".join(" " if piece is BREAK else piece[0] for piece in _home(shell, pieces(shell, node)))
+
+
+def words_of(shell: Shell, node: Node) -> list[str]:
+    """Expand an argument to the words that a program receives."""
+    found: list[str] = []
+    for alternative in _braces(_home(shell, pieces(shell, node))):
+        for word in _split(shell, alternative):
+            found.extend(_files(shell, word))
+    return found
+
+
+def pieces(shell: Shell, node: Node) -> list[Piece]:
+    """The parts of a word."""
+    kind = node.type
+    if kind in ("concatenation", "command_name"):
+        return [piece for child in node.children for piece in pieces(shell, child)]
+    if kind == "raw_string":
+        return [(source(node)[1:-1], True)]
+    if kind == "ansi_c_string":
+        return [(_escapes(source(node)[2:-1]), True)]
+    if kind in ("string", "translated_string"):
+        return _quoted(shell, node)
+    if kind in ("simple_expansion", "expansion"):
+        return _parameter(shell, node, quoted=False)
+    if kind == "arithmetic_expansion":
+        text = source(node)
+        inside = text[3:-2] if text.startswith("$((") else text[2:-1]  # $[...] is the old form
+        return [(arithmetic(shell, inside, shell.line(node)), True)]
+    if kind == "command_substitution":
+        return [(shell.substitute(shell, node), False)]
+    if kind == "process_substitution":
+        what = f"{source(node)} of line {shell.line(node)} is the output of a program"
+        return [(shell.hole(what, "write its value into the script"), True)]
+    if kind == "subscript":
+        return [(source(node), True)]
+    return _plain(source(node))
+
+
+def _plain(text: str) -> list[Piece]:
+    """A bare word; a backslash quotes the character behind it, and joins two lines."""
+    found: list[Piece] = []
+    for part in re.findall(r"\\.|[^\\]+|\\$", text, re.DOTALL):
+        if part.startswith("\\"):
+            if part != "\\\n":
+                found.append((part[1:] or part, True))
+        else:
+            found.append((part, False))
+    return found
+
+
+def _quoted(shell: Shell, node: Node) -> list[Piece]:
+    """A text between double quotes. Blanks between its parts are not nodes of their own, so the bytes are what counts."""
+    found: list[Piece] = [("", True)]
+    data: bytes = node.text
+    begin = node.start_byte
+    place = data.index(b'"') + 1
+    end = len(data) - 1
+
+    def literal(until: int) -> None:
+        text = data[place:until].decode("utf-8", errors="replace")
+        found.append((re.sub(r'\\(\n|["\\$`])', lambda m: "" if m[1] == "\n" else m[1], text), True))
+
+    for child in node.named_children:
+        if child.type == "string_content":
+            continue
+        literal(child.start_byte - begin)
+        place = child.end_byte - begin
+        if child.type in ("simple_expansion", "expansion"):
+            found.extend(_parameter(shell, child, quoted=True))
+        else:
+            found.extend((text, True) for text, _ in pieces(shell, child))
+    literal(end)
+    # "$@" without arguments is no word at all.
+    nothing = any(piece is EMPTY for piece in found) and not any(text for text, _ in found)
+    return [EMPTY] if nothing else found
+
+
+def _parameter(shell: Shell, node: Node, *, quoted: bool) -> list[Piece]:
+    text = source(node)
+    inside = text[2:-1] if text.startswith("${") else text[1:]
+    value = parameter(shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node)))
+    if isinstance(value, str):
+        return [(value, quoted)]
+    found: list[Piece] = []
+    for number, item in enumerate(value):
+        found.extend([BREAK, (item, quoted)] if number else [(item, quoted)])
+    return found if found else [("", False)] if not quoted else [EMPTY]
+
+
+def operand(shell: Shell, word: str, line: int) -> str:
+    """Expand a default or a pattern inside ``${...}``."""
+    if not re.search(r"[$`\"'\\]", word):
+        return word
+    from posttrain.dialects.scripts.parsing import parse
+
+    root = parse(f": {word}")
+    kept, shell.line_offset = shell.line_offset, line - 1
+    try:
+        if not root.named_children or root.named_children[0].type != "command":
+            return word
+        return " ".join(text_of(shell, child) for child in root.named_children[0].named_children[1:])
+    finally:
+        shell.line_offset = kept
+
+
+def _home(shell: Shell, found: list[Piece]) -> list[Piece]:
+    if found and not found[0][1] and re.match(r"~(/|$)", found[0][0]):
+        return [(str(shell.path("~")) + found[0][0][1:], True), *found[1:]]
+    return found
+
+
+def _braces(found: list[Piece]) -> list[list[Piece]]:
+    """``{a,b}`` and ``{1..3}`` outside of quotes give one word each."""
+    marked = "".join(f"\1{number}\1" if quoted else text for number, (text, quoted) in enumerate(found))
+    group = re.search(r"\{([^{}\s]*,[^{}\s]*|-?\d+\.\.-?\d+)\}", marked)
+    if group is None:
+        return [found]
+    inner = group[1]
+    if "," in inner:
+        options = inner.split(",")
+    else:
+        first, last = (int(number) for number in inner.split(".."))
+        options = [
+            str(number) for number in range(first, last + 1 if last >= first else last - 1, 1 if last >= first else -1)
+        ]
+    words = []
+    for option in options:
+        text = marked[: group.start()] + option + marked[group.end() :]
+        parts = re.split("\1(\\d+)\1", text)
+        again = [found[int(part)] if place % 2 else (part, False) for place, part in enumerate(parts)]
+        words.extend(_braces([piece for piece in again if piece[0] or piece[1]]))
+    return words
+
+
+def _split(shell: Shell, found: list[Piece]) -> list[list[Piece]]:
+    """Split unquoted expansions at blanks, and at the items of an array."""
+    words: list[list[Piece]] = []
+    current: list[Piece] = []
+    separators = shell.variables.get("IFS", " \t\n")
+    blank = f"[{re.escape(separators)}]+" if isinstance(separators, str) and separators else r"\s+"
+    for piece in found:
+        if piece is BREAK:
+            words.append(current)
+            current = []
+            continue
+        text, quoted = piece
+        if quoted:
+            current.append(piece)
+            continue
+        parts = re.split(blank, text)
+        for number, part in enumerate(parts):
+            if number:
+                words.append(current)
+                current = []
+            if part:
+                current.append((part, False))
+    words.append(current)
+    return [word for word in words if word]
+
+
+def _files(shell: Shell, word: list[Piece]) -> list[str]:
+    """The word, or the files that its unquoted pattern matches."""
+    text = "".join(part for part, _ in word)
+    if not HOLE.search(text) and any(not quoted and re.search(r"[*?]", part) for part, quoted in word):
+        place = Path(text).expanduser()
+        matches = sorted(glob(text, root_dir=None if place.is_absolute() else shell.folder))
+        return matches or [text]
+    return [text]
+
+
+def _escapes(text: str) -> str:
+    known = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r"}
+    return re.sub(r"\\(.)", lambda found: known.get(found[1], found[0]), text)

@@ -1,0 +1,167 @@
+"""The trainer's command of a launch script, as the arguments that ``posttrain`` takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
+from posttrain.dialects.scripts.statements import run_text, substitute
+from posttrain.dialects.scripts.trainers import ASKS, BASE_FILES, RECIPE_FILES, Trainer, trainer_of
+from posttrain.errors import ConfigError, Problem
+
+_NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
+_PATH_OPTIONS = ("--config-path", "-cp", "--config_path")
+_NAME_OPTIONS = ("--config-name", "-cn", "--config_name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A trainer's command, as ``posttrain`` takes it."""
+
+    arguments: tuple[str, ...]
+    dialect: str
+    line: int
+    notes: tuple[str, ...] = ()
+
+
+def is_script(word: str) -> bool:
+    """True for run.sh, and for run.sh#2, the second trainer that a script calls."""
+    return word.endswith(".sh") or _NUMBERED.fullmatch(word) is not None
+
+
+def read_script(
+    word: str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    folder: Path | None = None,
+) -> Launch:
+    """Find the trainer's command of a script, with its variables resolved and without running it.
+
+    Args: ``arguments`` stand behind the script: its ``$1`` ... and ``$@``; overrides that the script does not pass on
+        are added to the trainer's. ``environment`` holds the exported variables, by default those of this process.
+        ``folder`` is the one that the script is started in, by default the current one.
+
+    Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
+    """
+    numbered = _NUMBERED.fullmatch(word)
+    file, wanted = (Path(numbered[1]), int(numbered[2])) if numbered else (Path(word), 0)
+    try:
+        text = file.expanduser().read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(Problem(f"the script {file} cannot be read: {error.strerror}")) from None
+    shell = new_shell(file, list(arguments), os.environ if environment is None else environment)
+    shell.substitute = substitute
+    if folder is not None:
+        shell.folder = folder
+    try:
+        run_text(shell, text)
+    except Leave:
+        pass
+    except RecursionError:
+        raise ConfigError(Problem(f"the script {file} is nested too deeply to be read")) from None
+    call, trainer = _chosen(shell, file, wanted)
+    found = _launch(shell, call, trainer, arguments)
+    return Launch(
+        arguments=found,
+        dialect=trainer.dialect,
+        line=call.line,
+        notes=tuple(_lost_lines(file, text.splitlines(), call)),
+    )
+
+
+def trainer_calls(shell: Shell) -> list[tuple[Call, Trainer]]:
+    """The commands that start a trainer, in the order of the script."""
+    found = []
+    for call in shell.calls:
+        trainer = next((trainer for word in call.words if (trainer := trainer_of(word))), None)
+        if trainer is not None and call.words[0] not in ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill"):
+            found.append((call, trainer))
+    return found
+
+
+def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
+    calls = trainer_calls(shell)
+    if not calls and shell.ended:
+        fix = "pass what it asks for: posttrain plan SCRIPT.sh VALUE ..."
+        raise ConfigError(Problem(f"the script ends before it calls a trainer, at {file}:{shell.ended}", fix=fix))
+    if not calls:
+        fix = "it must call verl's, SkyRL's or ROLL's program, or one of their recipes; else write the keys into a file"
+        raise ConfigError(Problem(f"no trainer is called in {file}", fix=fix))
+    if wanted > len(calls):
+        raise ConfigError(Problem(f"{file}#{wanted}: the script calls {len(calls)} trainers"))
+    if len(calls) > 1 and not wanted:
+        listed = ", ".join(f"{file}#{n} (line {call.line})" for n, (call, _) in enumerate(calls[:12], start=1))
+        raise ConfigError(Problem(f"{file} calls {len(calls)} trainers", fix=f"choose one: {listed}"))
+    return calls[max(wanted, 1) - 1]
+
+
+def _launch(shell: Shell, call: Call, trainer: Trainer, given: Sequence[str]) -> tuple[str, ...]:
+    place = next(number for number, word in enumerate(call.words) if trainer_of(word))
+    words = [word for word in call.words[place + 1 :] if shell.as_tested(word) != ""]
+    problems = list(
+        dict.fromkeys(
+            Problem(hole.what, fix=hole.fix, where=f"{shell.script}:{call.line} {HOLE.sub('...', word)[:60]}")
+            for word in words
+            for hole in shell.holes_of(word)
+        )
+    )
+    if problems:
+        raise ConfigError(problems)
+    passed = {*call.words, *shell.read_arguments}
+    words += [word for word in given if word not in passed]
+    rest, named = _named_file(words)
+    base = _base_file(shell, call, trainer, named)
+    return (*base, *rest, *ASKS.get(trainer.module, ()))
+
+
+def _named_file(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Take Hydra's options out of a trainer's words."""
+    rest: list[str] = []
+    named: dict[str, str] = {}
+    following = iter(words)
+    for word in following:
+        option, equals, value = word.partition("=")
+        kind = "path" if option in _PATH_OPTIONS else "name" if option in _NAME_OPTIONS else ""
+        if kind:
+            named[kind] = value if equals else next(following, "")
+        else:
+            rest.append(word)
+    return rest, named
+
+
+def _base_file(shell: Shell, call: Call, trainer: Trainer, named: dict[str, str]) -> tuple[str, ...]:
+    """The file that the trainer reads: one on this disk, or the name of one that the peer ships."""
+    if not named:
+        usual = RECIPE_FILES.get(trainer.module) or BASE_FILES.get(trainer.module, "")
+        return (usual,) if usual and usual != "ppo_trainer" else ()
+    name = named.get("name") or BASE_FILES.get(trainer.module, "config")
+    name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    home = Path(*trainer.written.split(".")[:-1])  # the program's own folder, which Hydra's paths start from
+    path = Path(named.get("path", "config")).expanduser()
+    script = (Path.cwd() / shell.script).resolve()
+    for root in (call.folder, *script.parents):
+        for file in (root / home / path / name, root / path / name):
+            if file.is_file():
+                return (str(file),)
+    return ("--config-path", str(path), "--config-name", name) if "path" in named else ("--config-name", name)
+
+
+def _lost_lines(file: Path, lines: list[str], call: Call) -> list[str]:
+    """Arguments behind the end of the command, which a shell does not pass: a comment or a blank behind a backslash ends it."""
+    notes = []
+    last = call.last_line
+    if last > len(lines):
+        return []
+    following = lines[last] if last < len(lines) else ""
+    if re.search(r"\\[ \t]+$", lines[last - 1]):
+        notes.append(f"{file}:{last} ends in a backslash and a blank: the shell passes none of the lines after it")
+    elif lines[last - 1].endswith("\\") and following.lstrip().startswith("#"):
+        notes.append(
+            f"{file}:{last + 1} is a comment, which ends the command: the shell passes none of the lines after it"
+        )
+    return notes

@@ -1,0 +1,163 @@
+"""Parameter expansion: ``$name``, ``${name:-default}``, ``${array[@]}``, ``${name%pattern}`` and their kin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fnmatch import translate
+
+from posttrain.dialects.scripts.state import HOLE, Shell
+
+_FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+Operand = Callable[[str], str]
+
+
+def parameter(shell: Shell, inside: str, line: int, operand: Operand) -> str | list[str]:
+    """Expand what stands between ``${`` and ``}``.
+
+    Args: ``operand`` expands a default or a pattern.
+    Returns: the text, or a list for ``$@`` and ``${array[@]}``, whose items stay words of their own between quotes.
+    """
+    form = _FORM.fullmatch(inside)
+    if form is None:
+        return _unknown(shell, inside, line)
+    prefix, name, index, rest = form.groups()
+    if prefix == "!" and index is None:
+        name = _text(shell.variables.get(name, ""))
+        prefix = ""
+    value = _value(shell, name, operand(index) if index not in (None, "@", "*") else index)
+    if prefix == "#":
+        return str(len(value)) if value is not None else "0"
+    if prefix == "!":
+        array = shell.variables.get(name, {})
+        return list(array) if isinstance(array, dict) else []
+    return _changed(shell, name, value, rest, line, operand)
+
+
+def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None:
+    """The value of a parameter; None where it is not set."""
+    if name in ("@", "*"):
+        return list(shell.positional) if name == "@" else " ".join(shell.positional)
+    if name == "#":
+        return str(len(shell.positional))
+    if name in ("?", "$", "!", "-"):
+        return "0" if name == "?" else ""
+    if name.isdigit():
+        place = int(name)
+        if place == 0:
+            return str(shell.script)
+        if place > len(shell.positional):
+            return None
+        shell.read_arguments.add(shell.positional[place - 1])
+        return shell.positional[place - 1]
+    if name == "BASH_SOURCE":
+        return str(shell.script)
+    value = shell.variables.get(name)
+    if isinstance(value, dict):
+        if index == "@":
+            return list(value.values())
+        if index == "*":
+            return _separator(shell).join(value.values())
+        return value.get(index or "0")
+    if value is not None and index == "@":
+        return [value]
+    return value if index in (None, "0", "@", "*") else None
+
+
+def _separator(shell: Shell) -> str:
+    separator = shell.variables.get("IFS", " ")
+    return separator[:1] if isinstance(separator, str) else " "
+
+
+def _changed(
+    shell: Shell, name: str, value: str | list[str] | None, rest: str, line: int, operand: Operand
+) -> str | list[str]:
+    if not rest:
+        return value if value is not None else _unset(shell, name, line)
+    bare = None if value is None else shell.as_tested(_text(value))
+    default = re.fullmatch(r"(:?)([-=+?])(.*)", rest, re.DOTALL)
+    if default is not None:
+        colon, kind, word = default.groups()
+        lacks = value is None or (bare == "" and (bool(colon) or bool(HOLE.search(_text(value)))))
+        if kind == "+":
+            return "" if lacks else operand(word)
+        if not lacks:
+            assert value is not None
+            return value
+        if kind == "?":
+            return _unset(shell, name, line)
+        text = operand(word)
+        if kind == "=":
+            shell.variables[name] = text
+        return text
+    if value is None:
+        return _unset(shell, name, line)
+    part = re.fullmatch(r":\s*(-?\d+)\s*(?::\s*(-?\d+))?", rest)
+    if isinstance(value, list) and part is not None:
+        begin = max(int(part[1]) - (name == "@"), 0) if int(part[1]) >= 0 else int(part[1])
+        return value[begin:] if part[2] is None else value[begin:][: int(part[2])]
+    if isinstance(value, list):
+        changed = [_changed(shell, name, item, rest, line, operand) for item in value]
+        return [_text(item) for item in changed]
+    if HOLE.search(value):
+        return value
+    done = _cut(value, rest, operand)
+    return _unknown(shell, f"{name}{rest}", line) if done is None else done
+
+
+def _cut(value: str, rest: str, operand: Operand) -> str | None:
+    """Apply ``#``, ``%``, ``/``, ``^``, ``,`` or ``:offset:length``; None where the form is another."""
+    end = re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL)
+    if end is not None:
+        return _without(value, operand(end[2]), end[1])
+    swap = re.fullmatch(r"/([/#%]?)((?:[^/\\]|\\.)+)(?:/(.*))?", rest, re.DOTALL)
+    if swap is not None:
+        pattern = _regex(operand(swap[2]))
+        start, stop = ("^" if swap[1] == "#" else "", "$" if swap[1] == "%" else "")
+        new = operand(swap[3] or "")
+        return re.sub(f"{start}(?:{pattern}){stop}", lambda found: new, value, count=0 if swap[1] == "/" else 1)
+    if rest in ("^^", ",,"):
+        return value.upper() if rest == "^^" else value.lower()
+    if rest in ("^", ","):
+        return (value[:1].upper() if rest == "^" else value[:1].lower()) + value[1:]
+    part = re.fullmatch(r":\s*(-?\d+)\s*(?::\s*(-?\d+))?", rest)
+    if part is not None:
+        begin = int(part[1])
+        tail = value[begin:]
+        return tail if part[2] is None else tail[: int(part[2])]
+    return None
+
+
+def _without(value: str, pattern: str, kind: str) -> str:
+    """``value`` without its shortest (``#``, ``%``) or longest (``##``, ``%%``) beginning or end that matches."""
+    fits = re.compile(_regex(pattern))
+    places = range(len(value) + 1)
+    if kind.startswith("#"):
+        for place in places if kind == "#" else reversed(places):
+            if fits.fullmatch(value[:place]):
+                return value[place:]
+    else:
+        for place in reversed(places) if kind == "%" else places:
+            if fits.fullmatch(value[place:]):
+                return value[:place]
+    return value
+
+
+def _regex(pattern: str) -> str:
+    return translate(pattern).removesuffix(r"\Z").removesuffix(r"\z")
+
+
+def _text(value: str | list[str] | dict[str, str]) -> str:
+    return value if isinstance(value, str) else " ".join(value if isinstance(value, list) else value.values())
+
+
+def _unset(shell: Shell, name: str, line: int) -> str:
+    if name.isdigit():
+        fix = "pass it behind the script: posttrain plan SCRIPT.sh VALUE ..."
+        return shell.hole(f"${name} of line {line} is not given", fix, unset=True)
+    fix = f"export {name}=..., or set it in the script"
+    return shell.hole(f"${name} of line {line} is not set", fix, unset=True)
+
+
+def _unknown(shell: Shell, inside: str, line: int) -> str:
+    return shell.hole(f"${{{inside}}} of line {line} is a form that is not read", "write its value into the script")

@@ -1,0 +1,59 @@
+"""Parse a shell script with tree-sitter's grammar of bash."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from posttrain.dialects.scripts.state import Node
+
+# A comment between backticks holds a remark between two continued lines; it expands to nothing.
+_REMARK = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
+
+_NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*)")
+# An assignment whose value goes on without a blank: LIST=[a,\
+_LOGICAL = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=[^\s'\"]+\\\n(?:[^\s'\"]+\\\n)*[^\s'\"\\]*$", re.M)
+
+
+@cache
+def _parser() -> Any:
+    from tree_sitter import Language, Parser
+    from tree_sitter_bash import language
+
+    return Parser(Language(language()))
+
+
+def parse(text: str) -> Node:
+    """Parse a script. Returns: the root of its syntax tree, whose lines are those of the text.
+
+    The grammar (0.25) cuts ``http://$HOST:$PORT`` behind a dollar sign and a word at a continued line, so both are
+    written in a form that it reads: ``${PORT}``, and one line.
+    """
+    plain = _REMARK.sub(lambda found: " " * len(found[0].encode()), text)
+    plain = _LOGICAL.sub(_joined, plain)
+    data = plain.encode()
+    root = _parser().parse(data).root_node
+    verbatim = sorted(_verbatim(root))
+    parts, place = [], 0
+    for begin, end in [*verbatim, (len(data), len(data))]:
+        if begin < place:
+            continue
+        parts += [_NAME.sub(rb"${\1}", data[place:begin]), data[begin:end]]
+        place = end
+    return _parser().parse(b"".join(parts)).root_node
+
+
+def _joined(found: re.Match[str]) -> str:
+    """One line of a word that is continued over several; the lines that are saved follow it."""
+    return found[0].replace("\\\n", "") + "\n" * found[0].count("\\\n")
+
+
+def _verbatim(node: Node) -> Iterator[tuple[int, int]]:
+    """The bytes that expand nothing: comments and texts between single quotes."""
+    for child in node.children:
+        if child.type in ("raw_string", "ansi_c_string", "comment"):
+            yield child.start_byte, child.end_byte
+        else:
+            yield from _verbatim(child)

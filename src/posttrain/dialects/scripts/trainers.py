@@ -1,0 +1,82 @@
+"""Trainers that launch scripts start: the module or program, its dialect, and the file that it reads by default."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# The peers' own entry points, as modules.
+ENTRY_POINTS = {
+    "verl.trainer.main_ppo": "verl",
+    "verl.trainer.fsdp_sft_trainer": "verl",
+    "verl.trainer.sft_trainer": "verl",
+    "verl.trainer.main_generation": "verl",
+    "verl.trainer.main_eval": "verl",
+    "verl.experimental.fully_async_policy.fully_async_main": "verl",
+    "recipe.fully_async_policy.fully_async_main": "verl",
+    "verl.experimental.one_step_off_policy.main_ppo": "verl",
+    "recipe.one_step_off_policy.main_ppo": "verl",
+    "skyrl_train.entrypoints.main_base": "skyrl",
+    "skyrl.train.entrypoints.main_base": "skyrl",
+    "examples.algorithms.dapo.main_dapo": "skyrl",
+    "examples.train.algorithms.dapo.main_dapo": "skyrl",
+    "examples.fully_async.main_fully_async": "skyrl",
+    "examples.fully_async.main_async": "skyrl",
+    "examples.train.fully_async.main_fully_async": "skyrl",
+    "examples.train.algorithms.dapo.main_dapo_fully_async": "skyrl",
+    "examples.on_policy_distillation.main_on_policy_distill": "skyrl",
+    "examples.train.on_policy_distillation.main_on_policy_distill": "skyrl",
+    "examples.async.main_async": "skyrl",
+    "examples.train.async.main_async": "skyrl",
+}
+# Keys of ours for a loop that no key of theirs asks for.
+ASKS = {name: ["+posttrain.asynchronous.mode=one_step"] for name in ENTRY_POINTS if name.endswith(".main_async")}
+# The file an entry point starts from, where a script names no other.
+BASE_FILES = {
+    "verl.trainer.main_ppo": "ppo_trainer",
+    "verl.trainer.fsdp_sft_trainer": "sft_trainer",
+    "verl.trainer.sft_trainer": "sft_trainer_engine",
+    "verl.trainer.main_generation": "generation",
+    "verl.trainer.main_eval": "evaluation",
+}
+# The same for recipes, whose files lie beside their programs.
+RECIPE_FILES = {
+    "recipe.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
+    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
+    "recipe.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
+    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
+}
+# Programs of a third party that start from verl's own file: verl_tool.trainer.main_ppo, verl.trainer.main_ppo_format
+_OWN_PROGRAMS = re.compile(r"(?:\w+\.)+(main_ppo|main_generation|main_eval|fsdp_sft_trainer)(?:_\w+)?")
+# A verl recipe's main: recipe.dapo.main_dapo, recipe/prime/main_prime.py
+_RECIPES = re.compile(r"(?:\w+\.)*recipe\.(?:\w+\.)*main_\w+")
+# SkyRL's examples: examples.train.search.main_search, integrations.verifiers.entrypoints.main_verifiers
+_SKYRL = re.compile(r"(?:examples|integrations|skyrl\w*)\.(?:\w+\.)*main_\w+")
+_ROLL = re.compile(r"(?:\w+\.)*start_\w+_pipeline(?:_\w+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A trainer that a word of a command starts."""
+
+    module: str  # the peer's own entry point
+    dialect: str
+    written: str  # the module as the script names it, in dots
+
+
+def trainer_of(word: str) -> Trainer | None:
+    """The trainer that a word of a command starts, a module or a program's file; None for another word."""
+    if "=" in word or "\0" in word or not re.fullmatch(r"[\w./-]+", word):
+        return None
+    written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+    for module, dialect in ENTRY_POINTS.items():
+        if written == module or written.endswith(f".{module}"):
+            return Trainer(module, dialect, written)
+    own = _OWN_PROGRAMS.fullmatch(written)
+    if own is not None:
+        return Trainer(f"verl.trainer.{own[1]}", "verl", written)
+    if _RECIPES.fullmatch(written):
+        return Trainer("verl.trainer.main_ppo", "verl", written)
+    if _SKYRL.fullmatch(written):
+        return Trainer("skyrl_train.entrypoints.main_base", "skyrl", written)
+    return Trainer("roll", "roll", written) if _ROLL.fullmatch(written) else None

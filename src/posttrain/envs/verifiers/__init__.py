@@ -1,0 +1,79 @@
+"""Environments of the package verifiers, which prime-rl trains on, in a Python of their own.
+
+    bridge.py (its own Python: verifiers, openai) ──HTTP on loopback──▶ the listener of agents ──▶ the run's sampler
+
+The environment plays its rollout with an OpenAI client, as it does everywhere; every request is a turn of the episode, and its
+rubric gives the reward. So single-turn, multi-turn, tool and stateful-tool environments need nothing of their own here, and
+the tokens that were sampled are those that are trained.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.data.episodes import FIRST_TRAINING_SEED
+from posttrain.envs.agent import Agent
+from posttrain.envs.agent.episode import AgentEpisode
+from posttrain.envs.verifiers.process import BridgedEpisode
+from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.env import AskingEnv, EnvSpec
+from posttrain.registry import ENVS
+
+PYTHON = "POSTTRAIN_VERIFIERS_PYTHON"
+
+
+@ENVS.register("verifiers", asks=True)
+def verifiers(
+    spec: EnvSpec,
+    *,
+    env: str,
+    python: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    any_sampling: bool = True,
+) -> AskingEnv:
+    """A rollout of an environment of the package verifiers, and its reward by the environment's rubric.
+
+    Rows are the environment's own: an episode of training (seeds from 1,000,000) takes the row of its dataset with the number
+    seed - 1,000,000, one of validation that of its evaluation dataset with the number seed; both begin again at the end. A column
+    ``row`` names another number.
+
+    Args: env, the id of an installed environment, or a file or folder with ``load_environment``; python, the program that has
+        verifiers (0.1.9 to 0.3) and that environment, by default $POSTTRAIN_VERIFIERS_PYTHON; options, keyword arguments of
+        ``load_environment``; any_sampling, ignore temperature, top_p and seed in the environment's requests: the run
+        determines the sampling.
+    Raises: ConfigError without a python.
+    """
+    python = python or os.environ.get(PYTHON)
+    if not python:
+        what = "verifiers needs a Python of its own, and none is named"
+        fix = f"python -m venv FOLDER, install verifiers in it, and set python: FOLDER/bin/python, or {PYTHON}"
+        raise ConfigError(Problem(what, fix=fix, field="python"))
+    return VerifiersEpisode(spec, env, os.path.expanduser(python), options or {}, any_sampling=any_sampling)
+
+
+class VerifiersEpisode(Agent):
+    """An agent whose loop is the environment's."""
+
+    def __init__(self, spec: EnvSpec, env: str, python: str, options: Mapping[str, Any], *, any_sampling: bool):
+        super().__init__(spec, None, None, any_sampling=any_sampling, options={})
+        self._env = env
+        self._python = python
+        self._env_options = options
+
+    def started(self, episode: AgentEpisode) -> BridgedEpisode:
+        training = episode.seed >= FIRST_TRAINING_SEED
+        own = episode.row.get("row")
+        number = own if isinstance(own, int) else episode.seed - (FIRST_TRAINING_SEED if training else 0)
+        return BridgedEpisode(
+            self._python,
+            {
+                "env": self._env,
+                "options": dict(self._env_options),
+                "training": training,
+                "number": number,
+                "base_url": episode.base_url,
+                "api_key": episode.api_key,
+            },
+        )

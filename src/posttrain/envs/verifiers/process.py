@@ -1,0 +1,117 @@
+"""The process in which environments of the package verifiers live: a Python of their own, started once and used for many
+episodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from posttrain.envs.agent.process import AgentEnd, ended
+from posttrain.errors import ConfigError, Problem
+from posttrain.processes import start
+from posttrain.processes.environment import Kind, variables_for
+
+BRIDGE = Path(__file__).with_name("bridge.py")
+LAST_LINES = 20  # of its standard error, kept to say why it failed
+
+
+class Bridge:
+    """A running bridge.py. One episode at a time."""
+
+    def __init__(self, python: str):
+        self.python = python
+        variables = {
+            name: value for name, value in variables_for(Kind.USER_CODE).items() if not name.startswith("PYTHON")
+        }
+        local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+        try:
+            self._process = start.start(
+                [python, "-X", "utf8", str(BRIDGE)],
+                environment={**variables, "NO_PROXY": local, "no_proxy": local},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            what = f"the Python of verifiers cannot be started: {error}"
+            raise ConfigError(Problem(what, fix="name one with verifiers installed", field="python")) from None
+        self._errors: deque[str] = deque(maxlen=LAST_LINES)
+        self._reader = threading.Thread(target=self._read_errors, name="verifiers-errors", daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, episode: Mapping[str, Any]) -> dict[str, Any]:
+        """Play an episode. Returns: its answer, {"failure": why} where the process has ended."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        line = b""
+        with suppress(OSError, ValueError):
+            stdin.write(json.dumps(dict(episode)).encode() + b"\n")
+            line = stdout.readline()
+        with suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
+        self.kill()
+        self._reader.join(1.0)
+        code = start.ended_in_words(self._process.returncode)
+        return {"failure": f"the process of verifiers has ended ({code}): {''.join(self._errors).strip()[-800:]}"}
+
+    def kill(self) -> None:
+        """End it at once, with everything that it has started."""
+        start.end_tree(self._process)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in iter(self._process.stderr.readline, b""):
+            self._errors.append(line.decode("utf-8", "replace"))
+
+
+_running: list[Bridge] = []  # of this process, which holds one episode at a time; at most one
+
+
+def bridge_of(python: str) -> Bridge:
+    """The bridge of this process, started where there is none with this Python. Raises: ConfigError."""
+    while _running and not (_running[0].alive and _running[0].python == python):
+        _running.pop().kill()
+    if not _running:
+        _running.append(Bridge(python))
+    return _running[0]
+
+
+class BridgedEpisode:
+    """An episode in a bridge, as the process of an agent."""
+
+    def __init__(self, python: str, episode: Mapping[str, Any]):
+        self._bridge = bridge_of(python)
+        self._episode = episode
+        self._over = False
+        self._thread = threading.Thread(name="verifiers-episode", daemon=True)
+
+    def watch(self, on_end: Callable[[AgentEnd], None]) -> None:
+        """``on_end`` is called once, by another thread."""
+
+        def play() -> None:
+            answer = self._bridge.ask(self._episode)
+            self._over = True
+            on_end(AgentEnd(failure=answer["failure"]) if "failure" in answer else ended(answer))
+
+        self._thread = threading.Thread(target=play, name="verifiers-episode", daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        """End an episode that is under way, by ending its process; a finished one leaves it to the next."""
+        if not self._over:
+            self._bridge.kill()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,0 +1,49 @@
+"""Rows of samples as tensors: prompts right-aligned to the longest, responses left-aligned to the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.records.batches import SequenceBatch
+from posttrain.records.samples import SampleRow
+from posttrain.steps.recorded_experts import recorded_experts
+
+
+def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBatch:
+    """Token ids exactly as they were sampled, and 0 where a row has none. Args: sources, the data source of each row."""
+    prompts = torch.tensor([len(row.prompt) for row in rows])
+    lengths = torch.tensor([len(row.sample.token_ids) for row in rows])
+    prompt_width = int(prompts.max())
+    # At least a column: every episode of a step may have failed before its first token.
+    response_width = max(1, int(lengths.max()))
+    read = torch.arange(-prompt_width, 0) >= -prompts[:, None]
+    sampled = torch.arange(response_width) < lengths[:, None]
+    tokens = torch.zeros(len(rows), prompt_width + response_width, dtype=torch.int64)
+    mask = torch.zeros(len(rows), response_width, dtype=torch.bool)
+    logprobs = torch.zeros(len(rows), response_width)
+    fill(tokens, torch.cat([read, sampled], dim=1), (ids for row in rows for ids in (row.prompt, row.sample.token_ids)))
+    fill(mask, sampled, (row.sample.sampled_mask for row in rows))
+    fill(logprobs, sampled, (row.sample.logprobs for row in rows))
+    return SequenceBatch(
+        tokens=tokens,
+        experts=recorded_experts(rows, prompt_width, response_width),
+        prompt_lengths=prompts,
+        response_mask=mask,
+        rollout_logprobs=logprobs,
+        group_index=torch.tensor([row.group for row in rows]),
+        trajectory_index=torch.tensor([row.trajectory for row in rows]),
+        sample_ids=tuple(row.sample.sample_id for row in rows),
+        data_sources=sources,
+        images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
+    )
+
+
+def fill(tensor: Tensor, places: Tensor, values: Iterable[Sequence[float]]) -> None:
+    """Write the values one after the other into the places, row by row."""
+    kind = tensor.numpy().dtype
+    tensor[places] = torch.from_numpy(np.fromiter(chain.from_iterable(values), kind, int(places.sum())))

@@ -1,0 +1,300 @@
+"""Programs outside as the episodes of a run: their turns, their groups, their rewards, and every way in which they can fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pytest
+
+from posttrain.backends.environments.open.host import OpenHost
+from posttrain.backends.environments.open.http import OpenServer
+from posttrain.data.chat_api import Refused
+from posttrain.data.responses_api import as_chat
+from posttrain.data.turns import TemplateTurns
+from posttrain.interfaces.env import EnvSpec
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.interfaces.worlds import EpisodeRules, Worlds
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.steps.play import play
+from toy import ids, toy_tokenizer
+
+TOKENIZER = toy_tokenizer()
+
+
+@dataclass
+class Sampler:
+    """Says "xN", N the number of the request, and ends its turn."""
+
+    asked: list[Request] = field(default_factory=list)
+    waiting: list[Request] = field(default_factory=list)
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: object = None) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.asked += requests
+        self.waiting += requests
+
+    def cancel(self, sample_ids: Collection[str]) -> None:
+        self.waiting = [each for each in self.waiting if each.sample_id not in sample_ids]
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        waiting, self.waiting = self.waiting, []
+        found = []
+        for request in waiting:
+            token_ids = ids(f"x{self.asked.index(request)}$")
+            found.append(
+                Trajectory(
+                    sample_id=request.sample_id,
+                    token_ids=token_ids,
+                    logprobs=(-0.5,) * len(token_ids),
+                    text="",
+                    stop_reason=StopReason.EOS,
+                    policy_version=7,
+                )
+            )
+        return found
+
+
+class Run:
+    """A step of a run that is open: two prompts, ``samples`` episodes each."""
+
+    def __init__(self, samples: int = 2, prompts: int = 2, rows: bool = False, **limits: float):
+        given = {"conversation_timeout_s": 20.0, "group_timeout_s": 20.0, "wait_s": 10.0, **limits}
+        self.host = OpenHost(has_rows=rows, **given)
+        self.server = OpenServer(
+            self.host, "127.0.0.1", 0, token="secret", any_sampling=False, text_of=lambda token: chr(token)
+        )
+        self.sampler = Sampler()
+        self.groups: list[TrajectoryGroup] = []
+        asked = ({"role": "user", "content": "Q"},) if rows else ()
+        self._prompts = [
+            Prompt(prompt_id=f"p{n}", token_ids=(), text="", data_source="", messages=asked) for n in range(prompts)
+        ]
+        self._samples = samples
+        self._thread: threading.Thread | None = None
+        self.options: dict[str, Any] = {}  # of the chat template
+
+    def begin(self) -> None:
+        def step() -> None:
+            rules = EpisodeRules(max_response_tokens=9, max_context_tokens=500)
+            spec = EnvSpec(name="open", messages=self._prompts[0].messages, row={"ground_truth": "no", "level": 1})
+            worlds = Worlds(self.host, TemplateTurns(TOKENIZER, self.options), rules, lambda prompt: spec)
+            sampling = SamplingParams(samples_per_prompt=self._samples, max_response_tokens=9)
+            self.groups = play(self.sampler, self._prompts, sampling, worlds)
+
+        self._thread = threading.Thread(target=step, daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[TrajectoryGroup]:
+        assert self._thread is not None
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.groups
+
+    def call(self, path: str, body: Any = None, token: str = "secret", **headers: str) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.server.url + path, data, {"Authorization": f"Bearer {token}", **named})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    def chat(self, *texts: str, **headers: str) -> dict[str, Any]:
+        """A conversation: texts of the user, with the answers between them."""
+        messages = [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(texts)]
+        return self.call("/v1/chat/completions", {"messages": messages, "logprobs": True}, **headers)
+
+    def reward(self, conversation: str, reward: float | None, **more: Any) -> dict[str, Any]:
+        return self.call("/rewards", {"conversation": conversation, "reward": reward, **more})
+
+    def fails(self, path: str, body: Any, **headers: str) -> tuple[int, str]:
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            self.call(path, body, **headers)
+        return raised.value.code, json.load(raised.value)["error"]["message"]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    made = Run()
+    yield made
+    made.host.close()
+
+
+def said(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_sampled_tokens_are_trained_tokens_and_rewards_come_by_call(run: Run) -> None:
+    run.begin()
+    trained: dict[str, tuple[list[int], float]] = {}
+    for number, task in enumerate("AABB"):  # without names: conversations with the same beginning are a group
+        first = run.chat(task)
+        second = run.chat(task, said(first), "more")
+        name = first["conversation"]
+        assert second["conversation"] == name and second["policy_version"] == 7
+        tokens = [
+            each["token_id"] for answer in (first, second) for each in answer["choices"][0]["logprobs"]["content"]
+        ]
+        told = run.reward(name, float(number), metrics={"tries": 2})
+        trained[told["sample"]] = tokens, float(number)
+    groups = run.end()
+    for group in groups:
+        for each in group.trajectories:
+            sampled = [token for token, own in zip(each.token_ids, each.sampled_mask, strict=True) if own]
+            assert (sampled, each.env_reward) == trained[each.sample_id]
+            assert dict(each.env_metrics)["tries"] == 2.0 and each.env_stop == "ended"
+    rewards = [[each.env_reward for each in group.trajectories] for group in groups]
+    assert rewards == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_groups_that_the_caller_names(run: Run) -> None:
+    run.begin()
+    names = {label: [run.chat("same", X_Group_Id=label)["conversation"] for _ in range(2)] for label in ("g", "h")}
+    for number, name in enumerate([*names["g"], *names["h"]]):
+        run.reward(name, number)
+    assert [[each.env_reward for each in group.trajectories] for group in run.end()] == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_conversations_named_by_the_caller_and_the_same_request_twice() -> None:
+    run = Run(samples=2, prompts=1)
+    run.begin()
+    for name in ("mine", "other"):  # the same messages, told apart by the header
+        assert run.chat("Q", X_Conversation_Id=name)["conversation"] == name
+    run.chat("edited", X_Conversation_Id="mine")  # another history: a sample of its own in the same episode
+    run.reward("mine", 1.0)
+    assert run.reward("mine", 1.0)["ok"], "the answer was lost, and the client sent its reward again"
+    assert run.fails("/rewards", {"conversation": "mine", "reward": 2.0}) == (409, "the conversation 'mine' has ended")
+    assert run.call("/conversations/mine")["state"] == "ended"
+    run.reward("other", None)  # the run's reward terms score it
+    [group] = run.end()
+    assert [len(each.samples) for each in group.trajectories] == [2, 1]
+    assert [each.env_reward for each in group.trajectories] == [1.0, None]
+    run.host.close()
+
+
+def test_rows_are_asked_for() -> None:
+    run = Run(samples=1, prompts=2, rows=True)
+    run.begin()
+    status, why = run.fails("/v1/chat/completions", {"messages": [{"role": "user", "content": "Q"}]})
+    assert status == 409 and "POST /conversations" in why
+    for _ in range(2):
+        row = run.call("/conversations", {})
+        assert row["row"] == {"level": 1} and row["messages"] == [{"role": "user", "content": "Q"}]
+        run.chat("Q", X_Conversation_Id=row["conversation"])
+        run.reward(row["conversation"], 1.0)
+    assert [len(group.trajectories) for group in run.end()] == [1, 1]
+    run.host.close()
+
+
+def test_unfinished_conversations_and_groups_fail_by_name() -> None:
+    run = Run(samples=2, prompts=1, conversation_timeout_s=0.3, group_timeout_s=0.3)
+    run.begin()
+    name = run.chat("Q")["conversation"]
+    [group] = run.end()
+    reasons = [(each.failure_reason, each.failure) for each in group.trajectories]
+    assert sorted(reason for reason, _ in reasons) == ["conversation_timeout", "group_incomplete"]
+    assert any(name in failure for _, failure in reasons)
+    status, why = run.fails("/rewards", {"conversation": name, "reward": 1.0})
+    assert (status, why) == (409, f"the conversation {name!r} has failed: no request and no reward came for 0.3 s")
+    run.host.close()
+
+
+def test_messages_that_cannot_be_played_are_a_400_with_the_reason() -> None:
+    run = Run(samples=1, prompts=2)
+    run.options = {"chat_template": "{{ messages[0].content if messages[0].content[0] == 'Q' else messages[0].x.y }}"}
+    run.begin()
+    for text, reason in (("R", "the chat template refuses it"), ("Q " * 600, "and 500 are allowed")):
+        status, why = run.fails("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+        assert (status, reason in why) == (400, True), why
+    assert [group.trajectories[0].failure_reason for group in run.end()] == ["template", "prompt_too_long"]
+    run.host.close()
+
+
+def test_conversations_wait_for_the_next_step_and_those_of_an_earlier_start_are_named(run: Run) -> None:
+    answers: list[dict[str, Any]] = []
+    early = threading.Thread(target=lambda: answers.append(run.chat("Q")))
+    early.start()
+    time.sleep(0.3)
+    assert not answers  # the run trains
+    run.begin()
+    early.join(10)
+    run.host.abandon()  # the step is given up, as before a checkpoint
+    status, why = run.fails("/rewards", {"conversation": answers[0]["conversation"], "reward": 1.0})
+    assert (status, "dropped" in why) == (409, True)
+    status, why = run.fails("/rewards", {"conversation": "conversation-0a0a0a-3", "reward": 1.0})
+    assert (status, "an earlier start of this run" in why) == (404, True)
+    assert run.fails("/rewards", {"conversation": "other", "reward": 1.0})[1] == "there is no conversation 'other'"
+
+
+def test_requests_that_cannot_be_honoured_say_why(run: Run) -> None:
+    run.begin()
+    asked = {"messages": [{"role": "user", "content": "Q"}]}
+    for more, why in (
+        ({"temperature": 0.5}, "temperature is set by the run"),
+        ({"n": 2}, "n must be 1"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs must be 0"),
+        ({"response_format": {"type": "json_object"}}, "is not supported"),
+    ):
+        status, told = run.fails("/v1/chat/completions", {**asked, **more})
+        assert status == 400 and why in told
+    assert run.fails("/v1/chat/completions", asked, token="wrong")[0] == 401
+    assert run.fails("/v1/chat/completions", asked, Host="evil.example")[0] == 421
+    for body, why in (
+        ({"conversation": "a", "reward": "1"}, "use a finite number"),
+        ({"conversation": "a", "reward": 1, "metrics": {"m": None}}, "metrics must be finite"),
+        ({"conversation": "a", "rewards": 1}, "rewards is not known"),
+    ):
+        status, told = run.fails("/rewards", body)
+        assert status == 400 and why in told
+    run.host.abandon()
+
+
+def test_the_responses_api(run: Run) -> None:
+    run.begin()
+    first = run.call("/v1/responses", {"input": "Q", "instructions": "Short."})
+    [message] = first["output"]
+    assert message["content"][0]["text"] == "x0" and first["status"] == "completed"
+    again = [
+        {"role": "user", "content": "Q"},
+        {"type": "message", "role": "assistant", "content": message["content"]},
+        {"role": "user", "content": "more"},
+    ]
+    second = run.call("/v1/responses", {"input": again, "instructions": "Short."})
+    assert second["conversation"] == first["conversation"]
+    assert run.sampler.asked[1].token_ids[: len(run.sampler.asked[0].token_ids)] == run.sampler.asked[0].token_ids
+    assert run.fails("/v1/responses", {"input": "Q", "previous_response_id": "resp_1"})[0] == 400
+    run.host.abandon()
+
+
+def test_tools_and_calls_of_the_responses_api() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    chat = as_chat(
+        {
+            "input": [
+                {"role": "user", "content": "Q"},
+                call,
+                {"type": "function_call_output", "call_id": "c1", "output": "R"},
+            ],
+            "tools": [{"type": "function", "name": "look", "parameters": {}, "strict": True}],
+            "max_output_tokens": 5,
+        }
+    )
+    assert chat["tools"] == [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert chat["messages"][1]["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert chat["messages"][2] == {"role": "tool", "tool_call_id": "c1", "content": "R"} and chat["max_tokens"] == 5
+    for wrong in ({"input": "Q", "background": True}, {"input": []}, {"input": "Q", "tools": [{"type": "web_search"}]}):
+        with pytest.raises(Refused):
+            as_chat(wrong)

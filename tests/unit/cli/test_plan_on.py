@@ -1,0 +1,64 @@
+"""``posttrain plan --on``: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from posttrain.cli.app import app
+from posttrain.errors import RequestError
+
+SHAPE = {
+    "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+    "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    settings = ["data.train_files=[x.jsonl]", "reward.terms=[{name: exact_match}]", "placement.devices=8"]
+    return ["plan", "--skip-files", f"model.path={tmp_path}", "policy.engine=fsdp", *settings]
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return str(caught.value)
+
+
+def test_seconds_by_part(words: list[str]) -> None:
+    text = printed(*words, "--on", "8xH100")
+    assert text.startswith("One step on 8xH100\n")
+    assert all(
+        part in text for part in ("sampling", "policy", "weights to the sampler", "driver", "steps and", "assumed:")
+    )
+    found = json.loads(printed(*words, "--on", "8xH100", "--json"))
+    assert found["seconds"] == pytest.approx(sum(each["computing"] + each["sending"] for each in found["parts"]))
+
+
+def test_proposals_are_settings_to_add(words: list[str]) -> None:
+    found = json.loads(printed(*words, "--on", "8xH100", "--propose", "--json"))
+    first = found["proposals"][0]
+    again = json.loads(printed(*words, *first["settings"], "--on", "8xH100", "--json"))
+    assert again["seconds"] == pytest.approx(first["seconds"])
+    assert first["seconds"] <= json.loads(printed(*words, "--on", "8xH100", "--json"))["seconds"]
+
+
+def test_refusals(words: list[str], tmp_path: Path) -> None:
+    assert "the run has 8 devices, and 4xL4 has 4 devices" in refusal(*words, "--on", "4xL4")
+    assert "--propose needs a machine" in refusal(*words, "--propose")
+    assert "ask one at a time" in refusal(*words, "--fit", "24", "--on", "8xH100")
+    small = tmp_path / "small.yaml"
+    small.write_text("{devices_per_node: 8, tflops: 1, memory_gib: 0.1, memory_gb_s: 1, link_gb_s: 1}")
+    assert "nothing fits into 0.1 GiB per device: of " in refusal(*words, "--on", str(small), "--propose")
+    assert "the shape of org/name is not known" in refusal(*words, "model.path=org/name", "--on", "8xH100")

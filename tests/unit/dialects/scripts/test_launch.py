@@ -1,0 +1,157 @@
+"""The trainer's command of a launch script, found without running the script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli.request import load_request
+from posttrain.dialects.scripts.launch import Launch, read_script
+from posttrain.errors import ConfigError
+
+CALL = "python3 -m verl.trainer.main_ppo "
+
+
+def read(folder: Path, text: str, *arguments: str, **environment: str) -> Launch:
+    script = folder / "run.sh"
+    script.write_text(text, encoding="utf-8")
+    return read_script(str(script), arguments, environment, folder=folder)
+
+
+def words(folder: Path, text: str, *arguments: str, **environment: str) -> list[str]:
+    return list(read(folder, text, *arguments, **environment).arguments)
+
+
+def problems(folder: Path, text: str, *arguments: str, **environment: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        read(folder, text, *arguments, **environment)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "written", "meant"),
+    [
+        ("N=4", "a=$N b=${N}2 c='$N' d=\"$N x\"", ["a=4", "b=42", "c=$N", "d=4 x"]),
+        ("", "a=${N:-7} b=${M:=8} c=$M", ["a=7", "b=8", "c=8"]),
+        ("A=(x=1 'y=[1, 2]')\nA+=(z=3)", '"${A[@]}" n=${#A[@]} first=${A[0]}', ["x=1", "y=[1, 2]", "z=3", "n=3", "first=x=1"]),
+        ("P=/models/Qwen2.5-7B.tar.gz", "a=${P##*/} b=${P%.*} c=${P%%.*} d=${P/7B/3B}", [
+            "a=Qwen2.5-7B.tar.gz", "b=/models/Qwen2.5-7B.tar", "c=/models/Qwen2", "d=/models/Qwen2.5-3B.tar.gz"]),
+        ("N=3\nM=$((N * 2 + 1))", "a=$M b=$((7 / 2))", ["a=7", "b=3"]),
+        ("A=2\nB=3", "a=$((2*(A+B))) b=$(expr $A + $B \\* 2)", ["a=10", "b=8"]),
+        ("if [ -z \"$X\" ]; then X=1; else X=2; fi", "a=$X", ["a=1"]),
+        ("X=qwen\nif [[ $X == q* && 3 -gt 2 ]]; then Y=yes; elif true; then Y=no; fi", "a=$Y", ["a=yes"]),
+        ("case qwen3 in llama*) T=l ;; qwen*|phi) T=q ;; *) T=o ;; esac", "a=$T", ["a=q"]),
+        ("for i in 1 2 3; do S=\"$S$i\"; done", "a=$S", ["a=123"]),
+        ("f() { R=\"got $1\"; }\nf it", 'a="$R"', ["a=got it"]),
+        ("cat <<END > /dev/null\nX=5\nEND\nset -x\nexport Y=2", "a=$Y", ["a=2"]),
+        ("B=$(basename /a/b.sh .sh)", "a=$B b=`echo 3`", ["a=b", "b=3"]),
+        ("", "a={1,2} b='{x: 1}'", ["a=1", "a=2", "b={x: 1}"]),
+        ("E=", "a=1 $E b=2", ["a=1", "b=2"]),
+        ("D=x", "p=a-$D/f.parquet q=http://$D:8/y", ["p=a-x/f.parquet", "q=http://x:8/y"]),
+        ("", "a=1 `# a remark` \\\n  b=2 2>&1 | tee log", ["a=1", "b=2"]),
+        ("A=1 \\\nB=2", "a=$A b=$B", ["a=1", "b=2"]),
+        ("", "a=$((1 << 63)) b=$((10 ** 18 * 10))", ["a=-9223372036854775808", "b=-8446744073709551616"]),  # as bash prints
+    ],
+)  # fmt: skip
+def test_words_are_those_that_the_shell_passes(tmp_path: Path, before: str, written: str, meant: list[str]) -> None:
+    assert words(tmp_path, f"{before}\n{CALL}{written}\n") == meant
+
+
+def test_a_power_that_no_shell_holds_is_not_computed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be computed"):
+        words(tmp_path, f"{CALL}a=$((9 ** 9 ** 9))")
+
+
+def test_arguments_behind_the_script_are_its_own(tmp_path: Path) -> None:
+    assert words(tmp_path, f'N=$1\nshift 1\n{CALL}a=$N "$@"\n', "5", "b=1", "c=x y") == ["a=5", "b=1", "c=x y"]
+    assert words(tmp_path, f'{CALL}a=1 "$@"\n') == ["a=1"]
+    options = 'while [[ $# -gt 0 ]]; do case "$1" in --n) N="$2"; shift 2 ;; *) break ;; esac; done\n'
+    assert words(tmp_path, f'{options}{CALL}a=$N "$@"', "--n", "6", "b=2") == ["a=6", "b=2"]
+    assert words(tmp_path, f"{CALL}a=1\n", "b=2") == ["a=1", "b=2"]  # a script that passes nothing on
+
+
+def test_unset_variables_are_named_with_their_line(tmp_path: Path) -> None:
+    text = f"set -x\nM=$MODEL_PATH/7b\n{CALL}\\\n  a=$M \\\n  b=$DATA c=$1\n"
+    said = problems(tmp_path, text)
+    assert "$MODEL_PATH of line 2 is not set" in said and "run.sh:3 a=.../7b" in said
+    assert "$DATA of line 5 is not set" in said and "export DATA=" in said
+    assert "$1 of line 5 is not given" in said
+    assert words(tmp_path, text, "x", MODEL_PATH="/m", DATA="d") == ["a=/m/7b", "b=d", "c=x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"N=$(nvidia-smi -L | wc -l)\n{CALL}a=$N", "nvidia-smi -L | wc -l of line 1 is the output of a program"),
+        (f"N=$(python count.py)\n{CALL}a=$N", "$(python ...) of line 1 is the output of a program"),
+        (f"if grep -q x f; then N=1; else N=2; fi\n{CALL}a=$N", "$N depends on the `if` of line 1"),
+        (f"while read -r l; do N=$l; done < f\n{CALL}a=$N", "$N depends on the `loop` of line 1"),
+        (
+            "if [ $# -lt 1 ]; then\n  echo usage; exit 1\nfi\n" + CALL + "a=1",
+            "the script ends before it calls a trainer",
+        ),
+        ("echo hello", "no trainer is called"),
+        (f"{CALL}a=1\n{CALL}a=2", "run.sh#1 (line 1)"),
+    ],
+)
+def test_what_cannot_be_known_is_said_by_line(tmp_path: Path, text: str, said: str) -> None:
+    assert said in problems(tmp_path, text)
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    text = f"touch {made}\nX=$(touch {made}; echo 1)\n: > {made}\n{CALL}a=1\n"
+    assert words(tmp_path, text) == ["a=1"]
+    assert not made.exists()
+
+
+def test_one_of_several_trainers_is_chosen_by_its_number(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{CALL}a=1\n{CALL}a=2\n", encoding="utf-8")
+    assert read_script(f"{script}#2").arguments == ("a=2",)
+
+
+@pytest.mark.parametrize("end", ["# b=2 \\\n  c=3\n"])
+def test_lines_that_a_shell_does_not_pass_are_reported(tmp_path: Path, end: str) -> None:
+    launch = read(tmp_path, f"{CALL}a=1 \\\n  {end}")
+    assert launch.arguments == ("a=1",)
+    assert re.search(r"run\.sh:2 is a comment, which ends the command", launch.notes[0])
+    blank = read(tmp_path, f"{CALL}a=1 \\ \n  b=2\n")
+    assert "a=1" in blank.arguments and "b=2" not in blank.arguments
+    assert "run.sh:1 ends in a backslash and a blank" in blank.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "dialect", "arguments"),
+    [
+        ("torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer a=1", "verl", ["sft_trainer", "a=1"]),
+        ("python -m verl.trainer.main_eval a=1", "verl", ["evaluation", "a=1"]),
+        ("ray job submit --runtime-env x -- python3 -m recipe.dapo.main_dapo a=1", "verl", ["a=1"]),
+        ("uv run --isolated -m skyrl_train.entrypoints.main_base a=1", "skyrl", ["a=1"]),
+        ("python examples/start_rlvr_pipeline.py --config_path cfg --config_name r", "roll", ["FILE"]),
+        ('bash -c "python3 -m verl.trainer.main_ppo a=1"', "verl", ["a=1"]),
+    ],
+)
+def test_trainers_of_every_peer(tmp_path: Path, call: str, dialect: str, arguments: list[str]) -> None:
+    file = tmp_path / "examples" / "cfg" / "r.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("exp_name: x\n", encoding="utf-8")
+    launch = read(tmp_path, call)
+    assert launch.dialect == dialect
+    assert list(launch.arguments) == [str(file) if each == "FILE" else each for each in arguments]
+
+
+def test_a_script_loads_as_its_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_PATH", "/models/qwen")
+    script = tmp_path / "run.sh"
+    keys = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "data.train_batch_size=64"]
+    script.write_text(
+        f"N=8\n{CALL}{keys[0]} actor_rollout_ref.rollout.n=$N \\\n actor_rollout_ref.model.path=$MODEL_PATH $@\n",
+        encoding="utf-8",
+    )
+    loaded = load_request([str(script), keys[2]], None, skip_files=True)
+    plain = load_request([*keys[:2], "actor_rollout_ref.model.path=/models/qwen", keys[2]], "verl", skip_files=True)
+    assert loaded.config == plain.config
+    assert loaded.config.rollout.samples_per_prompt == 8
