@@ -127,7 +127,9 @@ def _downloaded(wanted: HubName, field: str, commit: str, choose: Choice) -> Fet
         names = [each.rfilename for each in about.siblings or []]
         readme = ""
         if wanted.kind == "dataset" and README in names:
-            readme = Path(hf_hub_download(**said, **place, filename=README, revision=found)).read_text("utf-8")
+            readme = Path(hf_hub_download(**said, **place, filename=README, revision=found)).read_text(
+                "utf-8", errors="replace"
+            )
         files = choose(names, readme)
         patterns = [re.sub(r"([*?[])", r"[\1]", name) for name in files]
         folder = Path(snapshot_download(**said, **place, revision=found, allow_patterns=patterns))
@@ -152,7 +154,7 @@ def _cached(wanted: HubName, commit: str, choose: Choice) -> Fetched | None:
         return None
     here = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     names = _listed(wanted, folder) or here
-    readme = (folder / README).read_text("utf-8") if README in here else ""
+    readme = (folder / README).read_text("utf-8", errors="replace") if README in here else ""
     try:
         files = choose(names, readme)
     except DataError:

@@ -31,7 +31,11 @@ def files_of(wanted: HubName, names: Sequence[str], readme: str, field: str) -> 
     Raises: DataError that lists what there is.
     """
     if wanted.files:
-        chosen = matching(wanted.files, names)
+        try:
+            chosen = matching(wanted.files, names)
+        except re.error as error:
+            what = f"{wanted.files} is not a pattern of files: {error.msg}"
+            raise DataError(Problem(what, fix="write [a-z], or [[] for a bracket of a name", field=field)) from error
         return _readable(wanted, chosen, f"no file matches {wanted.files}", names, field)
     splits = _splits(wanted, names, readme, field)
     split = wanted.split or _default(wanted, splits, field)
@@ -43,7 +47,8 @@ def files_of(wanted: HubName, names: Sequence[str], readme: str, field: str) -> 
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Choose names by a pattern: * within a folder, ** across folders, ? and [...] a character; a folder means all below it."""
+    """Choose names by a pattern: * within a folder, ** across folders, ? a character, [...] one of these, [!...] none of
+    these; a folder means all below it. Raises: re.error."""
     wanted = re.compile(_expression(pattern.strip("/")) + r"(?:/.*)?")
     return sorted(name for name in names if wanted.fullmatch(name))
 
@@ -51,7 +56,12 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
 def _expression(pattern: str) -> str:
     pieces = {"**/": r"(?:.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    return "".join(pieces.get(part, part if part.startswith("[") else re.escape(part)) for part in parts)
+    return "".join(pieces.get(part) or (_one_of(part) if part.startswith("[") else re.escape(part)) for part in parts)
+
+
+def _one_of(brackets: str) -> str:
+    inside = brackets[1:-1].replace("\\", r"\\")
+    return f"[^{inside[1:]}]" if inside.startswith(("!", "^")) else f"[{inside}]"
 
 
 def _splits(wanted: HubName, names: Sequence[str], readme: str, field: str) -> dict[str, list[str]]:
@@ -92,14 +102,13 @@ def _configs(readme: str) -> list[Mapping[str, Any]]:
 
 
 def _by_split(data: Any) -> list[tuple[str, list[str]]]:
-    listed = data if isinstance(data, list) else [data]
-    if all(isinstance(each, str) for each in listed):
-        return [("train", listed)]
-    found = []
-    for each in listed:
-        paths = each.get("path", [])
-        found.append((str(each.get("split", "train")), [paths] if isinstance(paths, str) else list(paths)))
-    return found
+    found: dict[str, list[str]] = {}
+    for each in data if isinstance(data, list) else [data]:
+        said = each if isinstance(each, dict) else {"path": each}
+        paths = said.get("path")
+        listed = paths if isinstance(paths, list) else [paths]
+        found.setdefault(str(said.get("split", "train")), []).extend(path for path in listed if isinstance(path, str))
+    return list(found.items())
 
 
 def _all(patterns: Sequence[str], folder: str, names: Sequence[str]) -> list[str]:

@@ -73,3 +73,32 @@ def test_patterns() -> None:
     assert matching("**/a.csv", names) == ["a.csv", "b/a.csv", "b/c/a.csv"]
     assert matching("b/*/[b].csv", names) == ["b/c/b.csv"]
     assert matching("b", names) == ["b/a.csv", "b/c/a.csv", "b/c/b.csv"]
+    assert matching("b/c/[!a].csv", names) == ["b/c/b.csv"]
+    assert matching("b/c/[^a].csv", names) == ["b/c/b.csv"]
+
+
+def test_a_pattern_that_is_none() -> None:
+    with pytest.raises(
+        DataError, match=r"\[z-a\].csv is not a pattern of files: bad character range z-a; write \[a-z\]"
+    ):
+        chosen("hf://datasets/o/d/[z-a].csv", ["a.csv"])
+
+
+@pytest.mark.parametrize(
+    ("said", "files"),
+    [
+        ("[a.csv, {split: test, path: b.csv}]", ["a.csv"]),
+        ("[{split: train, path: a.csv}, {split: train, path: b.csv}]", ["a.csv", "b.csv"]),
+        ("[{split: train, path: [a.csv, null]}]", ["a.csv"]),
+    ],
+)
+def test_files_of_a_config_in_every_form(said: str, files: list[str]) -> None:
+    head = f"---\nconfigs:\n- config_name: main\n  data_files: {said}\n---\n"
+    assert chosen("o/d", ["a.csv", "b.csv"], head) == files
+
+
+def test_a_config_whose_split_has_no_path() -> None:
+    with pytest.raises(DataError, match="the split train has no file of a kind"):
+        chosen(
+            "o/d", ["a.csv"], "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: null}\n---\n"
+        )
