@@ -45,7 +45,7 @@ def main() -> None:
     TrainingClient._run_fwd_bwd = ran
     loop = importlib.import_module(f"tinker_cookbook.recipes.{module}")
     if hasattr(loop, "get_reward"):
-        # A random model gives no right answer, and a group of equal rewards is left out of the step: every second response is right.
+        # A random model gives no right answer, and a group of equal rewards is left out: every second response is right.
         rewards = itertools.cycle([0.0, 1.0])
         loop.get_reward = lambda response, answer: next(rewards)
     chz.nested_entrypoint(loop.main)
