@@ -29,6 +29,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "times as fast",
     ),
     "async_learning.py": ("RUNS --task digits --steps 2 --staleness 0,1 --seeds 1", "mean staleness"),
+    "async_separate.py": ("--steps 7 --update-s 0.02", "each group once"),
     "boxes.py": ("--programs 2 --rounds 1", "programs/s"),
     "checkpoint.py": ("MODEL --rounds 1", "by every process its own part"),
     "contention.py": ("MODEL --neighbours 0", "GOMP_SPINCOUNT"),

@@ -102,7 +102,8 @@ class Crew(Protocol):
         ...
 
     def wait_for_joiner(self) -> None:
-        """Wait until a sampler has started. Raises: RunStopped when none is being started, or the last one did not start."""
+        """Wait until a sampler has started; lost members are dropped first. Raises: RunStopped when none is being started, or the
+        last one did not start."""
         ...
 
     def publish(self, policy: TrainEngine) -> Served:

@@ -45,6 +45,8 @@ class RayCrew:
         self._joining: list[Member] = []
         self._to_renew: queue.SimpleQueue[Member] = queue.SimpleQueue()
         self._starting = 0  # samplers
+        # Of the samplers' thread, the loop's and that of renewals: members, joining and starting change in it
+        self._changing = threading.Lock()
         self._failure: PosttrainError | None = None  # of the last start
         threading.Thread(target=self._renew_all, name="sampler-renewal", daemon=True).start()
 
@@ -70,11 +72,12 @@ class RayCrew:
         return result
 
     def drop(self, member: Member) -> None:
-        if member not in self._workers.members:
-            return  # a validation has replaced it
-        self._workers.members.remove(member)
+        with self._changing:
+            if member not in self._workers.members:
+                return  # a validation has replaced it, or it was found by the other thread
+            self._workers.members.remove(member)
+            self._starting += 1
         self._notices.add(f"{member.lost()}\nIts groups go on elsewhere, and it is started again")
-        self._starting += 1
         self._to_renew.put(member)
 
     @property
@@ -82,9 +85,15 @@ class RayCrew:
         return len(self._joining)
 
     def wait_for_joiner(self) -> None:
+        for member in [each for each in self._workers.members if each.trouble]:
+            self.drop(member)
         until = time.monotonic() + self._start_timeout_s
-        while not self._joining:
-            if not self._starting:
+        while True:
+            with self._changing:
+                if self._joining:
+                    return
+                starting = self._starting
+            if not starting:
                 raise self._failure or RunStopped("no sampler is left, and none is being started")
             if time.monotonic() > until:
                 raise RunStopped(
@@ -95,9 +104,9 @@ class RayCrew:
     def publish(self, policy: TrainEngine) -> Served:
         version = policy.version
         while True:
-            joining = list(self._joining)
-            self._workers.members += [each for each in joining if each not in self._workers.members]
-            self._joining = [each for each in self._joining if each not in joining]
+            with self._changing:
+                self._workers.members += self._joining
+                self._joining.clear()
             present = [each for each in self._workers.members if not each.trouble]
             if not present:
                 self.wait_for_joiner()
@@ -115,10 +124,12 @@ class RayCrew:
         """Start lost samplers again, one after the other."""
         while True:
             lost = self._to_renew.get()
+            started: list[Member] = []
             try:
-                self._joining.append(self._renew(lost))
+                started = [self._renew(lost)]
             except PosttrainError as error:
                 self._failure = error
                 self._notices.add(f"{lost.name} could not be started again: {error}")
-            finally:
+            with self._changing:
+                self._joining += started
                 self._starting -= 1
