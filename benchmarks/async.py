@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--median-s", type=float, default=0.4, help="environments: median of their answers")
     parser.add_argument("--update-s", type=float, default=1.4, help="environments: every update sleeps besides")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the passes")
     arguments = parser.parse_args()
     from common import print_rows, print_table
 
@@ -185,7 +186,7 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
     from posttrain.config import RunConfig
 
     sections: dict[str, Any] = {
-        "model": {"path": model, "compute_dtype": "float32"},
+        "model": {"path": model, "compute_dtype": given.dtype},
         "run": {"folder": str(folder), "total_steps": given.steps},
         "policy": {
             "sequences_per_mini_batch": PROMPTS * SAMPLES,

@@ -17,9 +17,11 @@ from test_async_runs import (
     STEPS,
     assert_counts_hold,
     assert_each_group_is_trained_once,
+    assert_shares,
     at_update,
     events,
     in_a_world,
+    of_domains,
     ragged,
     results,
     without,
@@ -169,6 +171,16 @@ def orders(folder: Path) -> dict[int, list[tuple[Any, ...]]]:
             told = tuple(json.dumps(event.get(name)) for name in ("event", "pass", "sent", "version", "hash"))
             found.setdefault(event["sampler"], []).append(told)
     return found
+
+
+@pytest.mark.slow
+def test_steps_have_the_shares_of_domains(make: Make, samplers: Samplers, tmp_path: Path) -> None:
+    """Of each domain the groups that are complete first; a replay makes the same choices."""
+    sections = of_domains(tmp_path, **SEPARATE)
+    first = train_run(make("first", **sections))
+    assert_shares(first)
+    assert_each_group_is_trained_once(first)
+    assert results(train_run(make("again", **sections), replay=first)) == results(first)
 
 
 @pytest.mark.slow

@@ -440,37 +440,60 @@ def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path) ->
 
 DOMAINS = {
     "even": {"sources": ["even"], "prompts_per_step": 2},
-    "odd": {"sources": ["odd"], "prompts_per_step": 1, "group_filter": {"strategy": "refill", "above_std": 0.1}},
+    "odd": {"sources": ["odd"], "prompts_per_step": 1, "group_filter": {"strategy": "refill", "above_std": 0.3}},
 }
 
 
-@pytest.mark.slow
-def test_one_step_ahead_keeps_the_shares_of_domains(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every step has the groups of each domain, also after a run that died between two checkpoints."""
+def of_domains(folder: Path, **asynchronous: Any) -> dict[str, Any]:
     rows = [{"data_source": ("even", "odd")[n % 2], "prompt": f"{n}=", "answer": str(n)} for n in range(12)]
-    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sections: dict[str, Any] = {
+    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
         "data": {
-            "train_files": [str(tmp_path / "mixed.jsonl")],
+            "train_files": [str(folder / "mixed.jsonl")],
             "validation_files": [],
             "prompts_per_step": 3,
             "domains": DOMAINS,
         },
-        "asynchronous": ONE_STEP,
+        "asynchronous": asynchronous,
         "policy": {"sequences_per_mini_batch": 9, "sequences_per_micro_batch_per_device": 3, "optimizer": {"lr": 1e-3}},
         "group_filter": {"max_batches": 50},
     }
-    whole = train_run(make("whole", **sections))
+
+
+def assert_shares(folder: Path) -> None:
     for step in range(1, STEPS + 1):
-        samples = [json.loads(line) for line in (whole / f"samples/step_{step}.jsonl").read_text().splitlines()]
+        samples = [json.loads(line) for line in (folder / f"samples/step_{step}.jsonl").read_text().splitlines()]
         assert Counter(each["data_source"] for each in samples) == {"even": 6, "odd": 3}, step
+
+
+@pytest.mark.parametrize("mode", [pytest.param("one_step", marks=pytest.mark.slow), "colocate"])
+def test_sampling_ahead_keeps_the_shares_of_domains(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Every step has the groups of each domain, also after a run that died between two checkpoints, and in a replay. One
+    domain has a filter, and draws more prompts while the other waits."""
+    sections = of_domains(tmp_path, **(ONE_STEP if mode == "one_step" else COLOCATE))
+    whole = train_run(make("whole", **sections))
+    assert_shares(whole)
+    assert_each_group_is_trained_once(whole)
     with monkeypatch.context() as patch:
         at_update(patch, 4)
         with pytest.raises(PowerCut):
             train_run(make("died", **sections))
     assert results(train_run(make("died", **sections))) == results(whole)
+    assert results(train_run(make("again", **sections), replay=whole)) == results(whole)
+    if mode == "colocate":
+        log, lines = events(whole), metrics_of(whole)
+        assert any(event["event"] == "filtered" for event in log)
+        assert max(line["async/staleness_steps_max"] for line in lines) in (1.0, 2.0)
+        assert {line["domain/odd/prompts"] for line in lines} == {1.0}
+
+
+def test_domains_without_staleness_are_those_of_the_synchronous_loop(make: Make, tmp_path: Path) -> None:
+    sections = of_domains(tmp_path, mode="colocate", max_staleness_steps=0)
+    sections["data"]["domains"] = {name: {**each, "group_filter": {}} for name, each in DOMAINS.items()}
+    ahead = train_run(make("ahead", **sections))
+    assert results(ahead) == results(train_run(make("plain", **sections | {"asynchronous": {}})))
 
 
 @pytest.mark.slow

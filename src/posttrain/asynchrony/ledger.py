@@ -10,14 +10,17 @@ every group within its bound without ever waiting for something that cannot come
 - choice: a step takes the oldest finished groups. It is ready when what stays fits into the steps that are left to it: for
   every due step d, the groups due by d are no more than B for each step from the next one to d. Otherwise it waits.
 
+Where a step is made up of domains, each with a number of groups, both rules hold for each by itself, with that number as B.
+
 Time is counted in steps. The ledger reads no clock, so a schedule is a function of the order of its calls.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from posttrain.errors import RunStopped
@@ -37,6 +40,7 @@ class Bounds:
     on_stale: OnStale = "wait"
     # Groups of a step that may be S steps stale; None: all. ROLL's ratio 1.5: S = 2, and half a step's groups.
     oldest_per_step: int | None = None
+    domains: Mapping[str, int] = field(default_factory=dict)  # groups of a step by domain; empty: all are alike
 
     @classmethod
     def of(cls, staleness: float, *, groups_per_step: int, **more: Any) -> Bounds:
@@ -45,13 +49,20 @@ class Bounds:
         whole = math.ceil(staleness) if share else int(staleness)
         return cls(groups_per_step=groups_per_step, staleness=whole, oldest_per_step=share or None, **more)
 
-    def within(self, steps: int) -> int:
+    @property
+    def shares(self) -> Mapping[str, int]:
+        """Return the groups of a step by domain; all of them under "" without domains."""
+        return self.domains or {"": self.groups_per_step}
+
+    def within(self, steps: int, domain: str = "") -> int:
         """Groups that can be trained in so many steps, of which the last finds them at the bound: in that one only
-        ``oldest_per_step`` of them."""
+        ``oldest_per_step`` of them, or a domain's share of these."""
         if steps <= 0:
             return 0
-        last = self.groups_per_step if self.oldest_per_step is None or not self.staleness else self.oldest_per_step
-        return (steps - 1) * self.groups_per_step + last
+        groups = last = self.shares[domain]
+        if self.oldest_per_step is not None and self.staleness:
+            last = groups * self.oldest_per_step // self.groups_per_step
+        return (steps - 1) * groups + last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,7 @@ class Entry:
     attempt: int = 0  # 1 where it replaces a group that was dropped
     started: int  # steps trained when the weights were made that the samplers had at its admission
     admitted: int = 0  # steps trained at its admission
+    domain: str = ""
 
 
 class Ledger:
@@ -79,8 +91,9 @@ class Ledger:
         self.admitted = self.trained = self.filtered = self.dropped = 0  # groups
         self.record = record
         self._pending: dict[int, Entry] = {}  # by serial
+        self._held = Counter[str]()  # of these, by domain
         self._finished: set[int] = set()
-        self._missing = bounds.groups_per_step  # groups that the step under way still needs
+        self._missing = dict(bounds.shares)  # groups that the step under way still needs, by domain
 
     @property
     def pending(self) -> Sequence[Entry]:
@@ -95,8 +108,8 @@ class Ledger:
     def entry(self, serial: int) -> Entry:
         return self._pending[serial]
 
-    def room(self) -> int:
-        """Groups that may be admitted now. The last steps of a run admit no more than they can train."""
+    def room(self, domain: str | None = None) -> int:
+        """Groups that may be admitted now, of a domain or of all. The last steps of a run admit no more than they can train."""
         bounds = self.bounds
         left = max(bounds.total_steps - self.steps - 1, 0)
         reach = bounds.staleness - (
@@ -104,21 +117,23 @@ class Ledger:
         )  # steps after the one under way in which it may be trained
         if reach < 0 or self.steps >= bounds.total_steps:
             return 0
-        ahead = bounds.within(reach) if left >= reach else left * bounds.groups_per_step
-        room = self._missing + ahead - len(self._pending)
+        room = 0
+        for name in bounds.shares if domain is None else [domain]:
+            ahead = bounds.within(reach, name) if left >= reach else left * bounds.shares[name]
+            room += max(self._missing[name] + ahead - self._held[name], 0)
         if bounds.max_running is not None:
             room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
         return max(room, 0)
 
     @property
     def lacks(self) -> bool:
-        """True while fewer groups are pending than the step under way still needs."""
-        return len(self._pending) < self._missing
+        """True while fewer groups are pending, of all or of a domain, than the step under way still needs."""
+        return any(self._held[name] < missing for name, missing in self._missing.items())
 
-    def admit(self, prompt_id: str, draw: int, attempt: int = 0, *, check: bool = True) -> Entry:
+    def admit(self, prompt_id: str, draw: int, attempt: int = 0, *, domain: str = "", check: bool = True) -> Entry:
         """Admit a group. Raises: ValueError without room for it; with ``check`` False it is not looked at, because the order in
         which recorded decisions are made again within a step is another one."""
-        if check and not self.room():
+        if check and not self.room(domain):
             raise ValueError(
                 f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it"
             )
@@ -129,8 +144,10 @@ class Ledger:
             attempt=attempt,
             started=self.synced,
             admitted=self.steps,
+            domain=domain,
         )
         self._pending[entry.serial] = entry
+        self._held[domain] += 1
         self.admitted += 1
         self._note_admission(entry)
         return entry
@@ -151,27 +168,41 @@ class Ledger:
         self._note("finished", self._pending[serial])
 
     def choice(self) -> Sequence[Entry] | None:
-        """The groups that the step under way takes next; None while it has to wait for more."""
-        oldest = [self._pending[serial] for serial in sorted(self._finished)][: self._missing]
-        if len(oldest) < self._missing:
-            return None
+        """The groups that the step under way takes next, oldest first; None while it has to wait for more."""
+        oldest: list[int] = []
+        for name, missing in self._missing.items():
+            found = self._finished_of(name)[:missing]
+            if len(found) < missing:
+                return None
+            oldest += found
         if self.bounds.on_stale == "wait" and self.awaited():
             return None
-        return oldest
+        return [self._pending[serial] for serial in sorted(oldest)]
 
     def awaited(self) -> Sequence[Entry]:
         """Groups that are being sampled and that the step under way waits for, because they could not be trained in time later;
-        oldest first. Empty with ``drop``, and where finished groups are missing altogether."""
-        if self.bounds.on_stale == "drop" or len(self._finished) < self._missing:
+        oldest first. Empty with ``drop``, and of a domain where finished groups are missing altogether."""
+        if self.bounds.on_stale == "drop":
             return []
-        taken = sorted(self._finished)[: self._missing]
+        found = [entry for name in self._missing for entry in self._awaited_of(name)]
+        return sorted(found, key=lambda entry: entry.serial)
+
+    def _awaited_of(self, domain: str) -> Sequence[Entry]:
+        finished, missing = self._finished_of(domain), self._missing[domain]
+        if len(finished) < missing:
+            return []
+        taken, own = finished[:missing], [each for each in self._pending.values() if each.domain == domain]
         for ahead in range(self.bounds.staleness + 1):
             due = self.steps - self.bounds.staleness + ahead  # a group started then is due after ``ahead`` more steps
-            must = [entry for entry in self._pending.values() if entry.started <= due]
+            must = [entry for entry in own if entry.started <= due]
             within = sum(self._pending[serial].started <= due for serial in taken)
-            if len(must) - within > self.bounds.within(ahead):
+            if len(must) - within > self.bounds.within(ahead, domain):
                 return [entry for entry in must if entry.serial not in self._finished]
         return []
+
+    def _finished_of(self, domain: str) -> list[int]:
+        """The finished groups of a domain, oldest first."""
+        return [serial for serial in sorted(self._finished) if self._pending[serial].domain == domain]
 
     def take(self, entries: Sequence[Entry], kept: Sequence[int]) -> None:
         """Take finished groups out: those in ``kept`` (serials) are trained in the step under way, the others were filtered."""
@@ -182,14 +213,14 @@ class Ledger:
                     f"group {entry.serial} is {staleness} steps old, and the bound is {self.bounds.staleness}"
                 )
             self._finished.remove(entry.serial)
-            del self._pending[entry.serial]
+            self._remove(entry)
             if entry.serial in kept:
                 self.trained += 1
+                self._missing[entry.domain] = max(self._missing[entry.domain] - 1, 0)
                 self._note("consumed", entry, staleness=staleness)
             else:
                 self.filtered += 1
                 self._note("filtered", entry, staleness=staleness)
-        self._missing = max(self._missing - len(kept), 0)
 
     def end_step(self, *, synced: bool = True) -> Sequence[Entry]:
         """The step under way has been trained, and the samplers have its weights (``synced``). Returns: the groups that can no
@@ -198,12 +229,12 @@ class Ledger:
         if gone and self.bounds.on_stale == "wait":
             raise ValueError(f"group {gone[0].serial} was not trained in time")
         for entry in gone:
-            del self._pending[entry.serial]
+            self._remove(entry)
             self._finished.discard(entry.serial)
             self._note("dropped", entry)
         self.dropped += len(gone)
         self.steps += 1
-        self._missing = self.bounds.groups_per_step
+        self._missing = dict(self.bounds.shares)
         if synced:
             self.sync()
         return gone
@@ -214,7 +245,7 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """Plain values from which ``restore`` resumes; to be called between two steps."""
-        assert self._missing == self.bounds.groups_per_step, "a step is under way"
+        assert self._missing == self.bounds.shares, "a step is under way"
         return {
             "steps": self.steps,
             "admitted": self.admitted,
@@ -232,20 +263,37 @@ class Ledger:
         self.filtered, self.dropped = int(state["filtered"]), int(state["dropped"])
         self._pending = {int(each["serial"]): Entry(**each) for each in state["pending"]}
         self._finished = set(state["finished"])
-        self._missing = self.bounds.groups_per_step
-        for ahead in range(-1, self.bounds.staleness + 1):
-            due = self.steps - self.bounds.staleness + ahead
-            old = sum(entry.started <= due for entry in self._pending.values())
-            if old > self.bounds.within(ahead + 1) and self.bounds.on_stale == "wait":
+        self._held = Counter(entry.domain for entry in self._pending.values())
+        self._missing = dict(self.bounds.shares)
+        if unknown := sorted(self._held.keys() - self._missing.keys()):
+            named = f"of the domain {unknown[0]}" if unknown[0] else "of no domain"
+            raise RunStopped(
+                f"the checkpoint holds groups {named}, which this run has not; set data.domains back to resume"
+            )
+        for name in self._missing if self.bounds.on_stale == "wait" else ():
+            self._check_restored(name)
+
+    def _check_restored(self, domain: str) -> None:
+        bounds = self.bounds
+        started = [entry.started for entry in self._pending.values() if entry.domain == domain]
+        of_domain, size = (f" of {domain}", f"data.domains.{domain}") if domain else ("", "data")
+        for ahead in range(-1, bounds.staleness + 1):
+            due = self.steps - bounds.staleness + ahead
+            old = sum(each <= due for each in started)
+            if old > bounds.within(ahead + 1, domain):
                 raise RunStopped(
-                    f"{old} groups in the checkpoint cannot be trained in {ahead + 1} steps of "
-                    f"{self.bounds.groups_per_step} groups, as asynchronous.max_staleness_steps = "
-                    f"{self.bounds.staleness} demands; set it and data.prompts_per_step back to resume"
+                    f"{old} groups{of_domain} in the checkpoint cannot be trained in {ahead + 1} steps of "
+                    f"{bounds.shares[domain]} groups, as asynchronous.max_staleness_steps = "
+                    f"{bounds.staleness} demands; set it and {size}.prompts_per_step back to resume"
                 )
 
     def start_after(self, step: int) -> None:
         """Start with no group, after the steps of a synchronous run."""
         self.steps = self.synced = step
+
+    def _remove(self, entry: Entry) -> None:
+        del self._pending[entry.serial]
+        self._held[entry.domain] -= 1
 
     def _note_admission(self, entry: Entry) -> None:
         self._note("admitted", entry, attempt=entry.attempt, draw=entry.draw)

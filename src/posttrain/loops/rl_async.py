@@ -43,6 +43,7 @@ def sampler_of(
         total_steps=plan.loop.total_steps,
         max_running=asynchronous.max_running_groups,
         on_stale=asynchronous.on_stale,
+        domains={} if asynchronous.mode == "one_step" else {each.name: each.prompts for each in plan.step.domains},
     )
     if asynchronous.mode == "one_step":
         return OneStepAhead(
@@ -66,6 +67,7 @@ def sampler_of(
         wait_timeout_s=asynchronous.wait_timeout_s,
         keeps_cache=asynchronous.keeps_cache,
         prepared_groups=asynchronous.prepared_groups,
+        domains=plan.step.domains,
     )
     if asynchronous.mode == "colocate":
         return Ahead(groups, roles.rollout, script)

@@ -22,7 +22,7 @@ from posttrain.interfaces.rollout_engine import ResumableStream, RolloutEngine
 from posttrain.records.plans import StepPlan
 from posttrain.steps.in_flight import Cut, Place
 from posttrain.steps.open_groups import DIFFERS, OpenGroups, Snapshot, StepEnd
-from posttrain.steps.select import Selection
+from posttrain.steps.rl_step import AnySelection, selection_of
 
 
 class Ahead:
@@ -47,7 +47,7 @@ class Ahead:
     def late(self) -> set[int]:
         return self._groups.late
 
-    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> Selection:
+    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> AnySelection:
         """The groups of step ``number``, scored; with a filter that refills, sampled until enough pass.
 
         Raises: RunStopped when the filter's limit of batches is reached, or nothing is sampled within the time for it.
@@ -55,7 +55,7 @@ class Ahead:
         self.sampled_tokens, self.idle_s = 0, 0.0
         self._groups.begin_step(number)
         self._rounds = list(self._script.rounds.get(number, [])) if self._script else []
-        selection = Selection(plan.group_filter, plan.prompts)
+        selection = selection_of(plan)
         while not selection.complete:
             with clock.phase("rollout"):
                 chosen = self._sample_until_ready(number, clock)

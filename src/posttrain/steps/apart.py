@@ -26,7 +26,7 @@ from posttrain.records.plans import StepPlan
 from posttrain.steps.fleet import Fleet
 from posttrain.steps.open_groups import DIFFERS, Drops, OpenGroups, Snapshot, StepEnd
 from posttrain.steps.own_thread import OwnThread
-from posttrain.steps.select import Selection
+from posttrain.steps.rl_step import AnySelection, selection_of
 
 POLL_S = 0.02  # between two looks of the loop for a step's groups
 
@@ -92,7 +92,7 @@ class Apart:
 
     # ------------------------------------------------------------------------------------------------- the loop asks
 
-    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> Selection:
+    def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> AnySelection:
         """The groups of step ``number``, scored; with a filter that refills, sampled until enough pass.
 
         Raises: RunStopped when the filter's limit of batches is reached, nothing is sampled within the time for it, or no
@@ -100,7 +100,7 @@ class Apart:
         """
         self._thread.ask(lambda: self._begin_step(number))
         self._thread.start()
-        selection = Selection(plan.group_filter, plan.prompts)
+        selection = selection_of(plan)
         while not selection.complete:
             with clock.phase("rollout"):
                 chosen = self._wait_for_groups(number, clock)

@@ -13,14 +13,13 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
-from posttrain.records.plans import StepPlan
+from posttrain.records.plans import DomainPlan, StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import trajectory_from_plain, trajectory_to_plain
 from posttrain.records.trajectories import SamplingParams, ScoredGroup, Trajectory, TrajectoryGroup, mixed_seed
 from posttrain.steps.episodes_in_flight import Episodes
 from posttrain.steps.in_flight import InFlight, Place, Responses
-from posttrain.steps.rl_step import score_groups
-from posttrain.steps.select import Selection
+from posttrain.steps.rl_step import AnySelection, score_groups
 
 DIFFERS = "the run that is replayed differs from this one"
 
@@ -87,7 +86,8 @@ class StepEnd:
 class OpenGroups:
     """Groups that are admitted and not trained.
 
-    Args: prompts of the run, by id; sampling_of(draw), the sampling of the loader's batch of this number, from 1.
+    Args: prompts of the run, by id; sampling_of(draw), the sampling of the loader's batch of this number, from 1; domains, of
+        which a step is made up.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class OpenGroups:
         wait_timeout_s: float,
         keeps_cache: bool = False,  # of unfinished responses, which newer weights continue
         prepared_groups: int = 0,  # whose environments start before their admission
+        domains: Sequence[DomainPlan] = (),
     ):
         self.ledger = Ledger(bounds)
         self.consumed: list[Entry] = []  # by the step under way
@@ -119,6 +120,7 @@ class OpenGroups:
         self._heard = 0.0  # when a token was sampled last, or an environment has answered
         self._restored = False  # since the last step
         self._restarted: list[Entry] = []  # groups whose episodes have begun again since the run was resumed
+        self._domain_of = {source: domain.name for domain in domains for source in domain.sources}
         self._draws = 0
         self._waiting: deque[Drawn] = deque()
         self._groups: dict[int, OpenGroup] = {}  # pending ones, by serial
@@ -132,11 +134,27 @@ class OpenGroups:
             self.ledger.record_again()
         self._restored = False
 
-    def admit(self, *, check: bool = True) -> Entry:
-        """Admit the next prompt's group and begin its samples; with ``check`` False whether or not there is room."""
+    def admit(self) -> Entry:
+        """Admit the next prompt's group that there is room for, and begin its samples."""
+        return self._admit(lambda domain: self.ledger.room(domain) > 0, check=True)
+
+    def admit_again(self, serial: int, prompt_id: str, number: int) -> None:
+        """Admit the recorded group, whether or not there is room already: others may have ended before it.
+
+        Raises: RunStopped when the next prompt of its domain is another one.
+        """
+        recorded = self._prompts.get(prompt_id)
+        if recorded is None:
+            raise RunStopped(f"{DIFFERS} in step {number}: it has no prompt {prompt_id}")
+        entry = self._admit(lambda domain: domain == self._domain(recorded), check=False)
+        if (entry.serial, entry.prompt_id) != (serial, prompt_id):
+            raise RunStopped(f"{DIFFERS} in step {number}: group {entry.serial} is {entry.prompt_id}, not {prompt_id}")
+
+    def _admit(self, fits: Callable[[str], bool], *, check: bool) -> Entry:
         preparing = self._preparing if self._prepared else None
-        drawn = self._prepared.popleft() if preparing else self._drawn()
-        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, check=check)
+        drawn = self._prepared.popleft() if preparing else self._drawn(fits)
+        domain = self._domain(drawn.prompt)
+        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, domain=domain, check=check)
         samples = self.sampling_of(drawn.draw).samples_per_prompt
         self._groups[entry.serial] = OpenGroup(drawn.prompt, samples)
         if preparing is None:
@@ -169,21 +187,23 @@ class OpenGroups:
                 self._preparing.prepare(Place(serial, number), drawn.prompt, sampling)
             self._prepared.append(drawn)
 
-    def _drawn(self) -> Drawn:
-        """The next prompt."""
-        if not self._waiting:
+    def _drawn(self, fits: Callable[[str], bool] = lambda domain: True) -> Drawn:
+        """The first prompt that waits and whose domain fits. Domains of which none waits draw their part of a step first, whether
+        or not they fit: what is drawn depends on what was admitted before, and not on when."""
+        while True:
+            for place, drawn in enumerate(self._waiting):
+                if fits(self._domain(drawn.prompt)):
+                    del self._waiting[place]
+                    return drawn
+            waiting = {self._domain(drawn.prompt) for drawn in self._waiting}
+            wanting = [name for name in self.ledger.bounds.shares if name not in waiting]
+            assert wanting, "a domain fits"
             self._draws += 1
-            self._waiting += [Drawn(prompt, self._draws) for prompt in self._loader.next()]
-        return self._waiting.popleft()
+            prompts = self._loader.next(wanting if self._domain_of else None)
+            self._waiting += [Drawn(prompt, self._draws) for prompt in prompts]
 
-    def admit_again(self, serial: int, prompt_id: str, number: int) -> None:
-        """Admit the recorded group, whether or not there is room already: others may have ended before it.
-
-        Raises: RunStopped when the next prompt is another one.
-        """
-        entry = self.admit(check=False)
-        if (entry.serial, entry.prompt_id) != (serial, prompt_id):
-            raise RunStopped(f"{DIFFERS} in step {number}: group {entry.serial} is {entry.prompt_id}, not {prompt_id}")
+    def _domain(self, prompt: Prompt) -> str:
+        return self._domain_of.get(prompt.data_source, "")
 
     def chosen_again(self, chosen: Sequence[int], number: int) -> Sequence[Entry]:
         """The recorded choice of a step. Raises: RunStopped when a group of it is not complete."""
@@ -207,7 +227,7 @@ class OpenGroups:
         complete = [self._groups[entry.serial].complete() for entry in chosen]
         return score_groups(complete, self._roles, self._scorer, plan)
 
-    def take(self, chosen: Sequence[Entry], scored: Sequence[ScoredGroup], selection: Selection) -> None:
+    def take(self, chosen: Sequence[Entry], scored: Sequence[ScoredGroup], selection: AnySelection) -> None:
         """Take scored groups out; those that the selection does not keep count as filtered."""
         kept = {id(each.group) for each in selection.groups}
         passed = [entry for entry, each in zip(chosen, scored, strict=True) if id(each.group) in kept]

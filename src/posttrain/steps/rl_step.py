@@ -95,7 +95,7 @@ def sample_groups(
 
     Raises: RunStopped when the filter's limit of batches is reached.
     """
-    selection = DomainSelection(plan.domains) if plan.domains else Selection(plan.group_filter, plan.prompts)
+    selection = selection_of(plan)
     while not selection.complete:
         prompts, sampling = loader.next(selection.wanting), plan.sampling_of(selection.batches)
         with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
@@ -105,6 +105,11 @@ def sample_groups(
         with clock.phase("reward"):
             selection.add(score_groups(groups, roles, scorer, plan))
     return selection
+
+
+def selection_of(plan: StepPlan) -> AnySelection:
+    """An empty selection for the groups of a step."""
+    return DomainSelection(plan.domains) if plan.domains else Selection(plan.group_filter, plan.prompts)
 
 
 def score_groups(

@@ -44,6 +44,31 @@ def test_no_more_is_admitted_than_can_be_trained_in_time() -> None:
     assert ledger.room() == 2
 
 
+def test_every_domain_has_room_of_its_own_and_its_share_of_a_step() -> None:
+    """2 of a and 1 of b a step, S = 1: 4 of a and 2 of b. Two of a are finished: the step waits for one of b, though a third of
+    a is finished, too. Then 2 of a and 1 of b have room again."""
+    ledger = Ledger(Bounds(groups_per_step=3, staleness=1, total_steps=9, domains={"a": 2, "b": 1}))
+    assert (ledger.room("a"), ledger.room("b"), ledger.room()) == (4, 2, 6)
+    for domain in "aabaab":
+        ledger.admit("p", 1, domain=domain)
+    assert ledger.room() == 0
+    with pytest.raises(ValueError, match="no room"):
+        ledger.admit("p", 1, domain="b")
+    for serial in (0, 3, 4):
+        ledger.finish(serial)
+    assert ledger.choice() is None
+    ledger.finish(5)
+    assert train(ledger) == [0, 3, 5]
+    assert (ledger.room("a"), ledger.room("b")) == (2, 1)
+    again = Ledger(ledger.bounds)
+    again.restore(ledger.state())
+    assert (again.room("a"), again.room("b")) == (2, 1)
+    with pytest.raises(RunStopped, match=r"groups of the domain a, which this run has not"):
+        Ledger(Bounds(groups_per_step=3, staleness=1, total_steps=9, domains={"b": 3})).restore(ledger.state())
+    with pytest.raises(RunStopped, match=r"2 groups of a in the checkpoint cannot be trained in 1 steps of 1 groups"):
+        Ledger(Bounds(groups_per_step=3, staleness=1, total_steps=9, domains={"a": 1, "b": 2})).restore(ledger.state())
+
+
 def test_the_last_steps_admit_no_more_than_they_train() -> None:
     ledger = Ledger(Bounds(groups_per_step=2, staleness=3, total_steps=2))
     assert ledger.room() == 4
@@ -228,7 +253,8 @@ class Simulation:
         self._now = 0.0
         self._ends: dict[int, float] = {}  # of groups that are being sampled
         self._ledger = self._new()
-        self._redraw: list[str] = []
+        self._redraw: list[tuple[str, str]] = []  # prompts and domains
+        self._domains: dict[int, str] = {}  # of groups
 
     def _new(self) -> Ledger:
         return Ledger(self.bounds, self._record)
@@ -290,17 +316,24 @@ class Simulation:
         for entry in ledger.end_step(synced=(ledger.steps + 1) % self.every == 0):
             self._ends.pop(entry.serial, None)
             if entry.attempt == 0:
-                self._redraw.append(entry.prompt_id)
+                self._redraw.append((entry.prompt_id, entry.domain))
         self._now += 1.0  # training
 
     def _admit(self) -> Entry:
-        if self._redraw:
-            return self._ledger.admit(self._redraw.pop(0), 0, attempt=1)
-        return self._ledger.admit(f"p{self._ledger.admitted}", 1)
+        ledger = self._ledger
+        again = next((each for each in self._redraw if ledger.room(each[1])), None)
+        if again:
+            self._redraw.remove(again)
+            return ledger.admit(again[0], 0, attempt=1, domain=again[1])
+        domain = self._random.choice([each for each in self.bounds.shares if ledger.room(each)])
+        self._domains[ledger.admitted] = domain
+        return ledger.admit(f"p{ledger.admitted}", 1, domain=domain)
 
     def _check_no_burst(self) -> None:
         """I11, and the bound of admission at any time."""
-        assert len(self._ledger.pending) <= self.bounds.groups_per_step + self.bounds.within(self.bounds.staleness)
+        pending = Counter(entry.domain for entry in self._ledger.pending)
+        for domain, groups in self.bounds.shares.items():
+            assert pending[domain] <= groups + self.bounds.within(self.bounds.staleness, domain)
         if self.bounds.max_running is not None:
             assert len(self._ledger.running) <= self.bounds.max_running
 
@@ -319,6 +352,13 @@ class Simulation:
         assert Counter(event["step"] for event in consumed) == dict.fromkeys(
             range(1, self.bounds.total_steps + 1), self.bounds.groups_per_step
         )
+        if self.bounds.domains and self.bounds.on_stale == "wait":
+            of_steps = Counter((event["step"], self._domains[event["group"]]) for event in consumed)
+            assert of_steps == {
+                (step, domain): groups
+                for step in range(1, self.bounds.total_steps + 1)
+                for domain, groups in self.bounds.domains.items()
+            }
 
 
 BOUNDS = st.builds(
@@ -338,9 +378,26 @@ FRACTIONS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+DOMAINS = st.builds(
+    lambda parts, staleness, steps, running, on_stale: Bounds.of(
+        staleness,
+        groups_per_step=sum(parts),
+        total_steps=steps,
+        max_running=running,
+        on_stale=on_stale if staleness % 1 == 0 else "wait",
+        domains={f"d{number}": part for number, part in enumerate(parts)},
+    ),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.9]),
+    st.integers(1, 10),
+    st.none() | st.integers(1, 12),
+    st.sampled_from(["wait", "drop"]),
+)
+
+
+@settings(max_examples=250, deadline=None)
 @given(
-    bounds=BOUNDS | FRACTIONS,
+    bounds=BOUNDS | FRACTIONS | DOMAINS,
     seed=st.integers(0, 10**6),
     passing=st.sampled_from([1.0, 0.5]),
     kill=st.sampled_from([0.0, 0.4]),

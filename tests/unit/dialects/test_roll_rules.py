@@ -537,13 +537,14 @@ def test_domains_have_exact_parts_of_a_step() -> None:
     assert data.domain_statistics
 
 
-def test_asynchronous_domains_are_sampled_in_whole_steps() -> None:
+def test_asynchronous_domains_have_the_ratio_s_bound() -> None:
     shares = "actor_train.data_args.domain_interleave_probs={d: 0.5, e: 0.5}"
-    loaded = load(*TWO_DOMAINS, shares, "async_generation_ratio=2")
+    devices = ("actor_train.device_mapping=[0]", "actor_infer.device_mapping=[1]")
+    loaded = load(*TWO_DOMAINS, shares, *devices, "num_gpus_per_node=2", "async_generation_ratio=2")
     assert loaded.problems == ()
     ahead = loaded.config.asynchronous
-    assert (ahead.mode, ahead.max_staleness_steps) == ("one_step", 1) and loaded.config.data.domains
-    assert any("ROLL lets responses be up to 2 steps old" in text for text in loaded.warnings)
+    assert (ahead.mode, ahead.max_staleness_steps) == ("separate", 2)
+    assert {name: each.prompts_per_step for name, each in loaded.config.data.domains.items()} == {"d": 5, "e": 5}
 
 
 def test_domains_have_their_own_filters() -> None:

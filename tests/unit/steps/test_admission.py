@@ -21,9 +21,9 @@ class Loader:
     def __init__(self) -> None:
         self.draws = 0
 
-    def next(self) -> list[Prompt]:
+    def next(self, domains: None = None) -> list[Prompt]:
         self.draws += 1
-        return [cast(Any, SimpleNamespace(prompt_id=f"p{self.draws}", token_ids=(1,), images=None))]
+        return [cast(Any, SimpleNamespace(prompt_id=f"p{self.draws}", token_ids=(1,), images=None, data_source=""))]
 
 
 def groups_of(bounds: Bounds) -> OpenGroups:

@@ -33,11 +33,12 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
         )
     if section.cache_on_new_weights == "keep":
         yield from _cache_problems(config)
-    if config.data.domains and section.mode != "one_step":
+    if config.data.domains and section.prepared_groups:
         yield Problem(
-            f"data.domains fixes the share of each domain in a step, and {section.mode} takes the groups that are complete first",
-            fix=f"use {_MODE}=one_step, which takes whole steps, or off; or remove data.domains",
-            field="data.domains",
+            f"{_SECTION}.prepared_groups = {section.prepared_groups} fixes the order in which groups are admitted, and with "
+            "data.domains each domain admits its own",
+            fix=f"use {_SECTION}.prepared_groups=0, or remove data.domains",
+            field=f"{_SECTION}.prepared_groups",
         )
     if "greedy_rewards" in config.advantage.about.inputs:
         yield Problem(

@@ -86,15 +86,16 @@ def test_episodes_that_begin_again_are_announced() -> None:
         ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
         ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
         (
-            {"mode": "colocate"},
+            {"mode": "colocate", "prepared_groups": 2},
             {
+                "environment": {"name": "nim", "workers": 2},
                 "data": {
                     "train_files": ["a.jsonl"],
                     "prompts_per_step": 4,
                     "domains": {n: {"sources": [n], "prompts_per_step": 2} for n in ("a", "b")},
-                }
+                },
             },
-            "data.domains fixes the share of each domain",
+            "with data.domains each domain admits its own; use asynchronous.prepared_groups=0",
         ),
         ({"mode": "one_step"}, {"advantage": {"name": "remax"}}, "remax compares rewards with that of a greedy"),
         ({"mode": "one_step"}, {"loss": {}}, "may be 1 step older; use .*weights=token .*use_rollout_logprobs=true"),

@@ -10,7 +10,6 @@ from posttrain.dialects.roll.rules.placement import device_ids
 
 _RATIO = "async_generation_ratio"
 _EVERY = "actor_train.model_update_frequency"
-_SHARES = "actor_train.data_args.domain_interleave_probs"
 _CORRECTION = "train_infer_correction.is_weight"
 
 
@@ -32,16 +31,6 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
         )
         return {}
     bound = ratio + every - 1
-    if not is_agentic(keys) and len(keys[_SHARES] or {}) > 1:
-        keys.ignore(_EVERY, "samplers get the weights of every step: whole steps are sampled one step ahead")
-        keys.warn(
-            f"{_RATIO}={ratio:g} with several domains samples whole steps, one step ahead, so that every step has the shares of "
-            f"{_SHARES}; ROLL lets responses be up to {bound:g} steps old"
-        )
-        return _corrected(keys, f"{_RATIO}={ratio:g}") | {
-            "asynchronous.mode": "one_step",
-            "asynchronous.max_staleness_steps": 1,
-        }
     return _corrected(keys, f"{_RATIO}={ratio:g}") | {
         "asynchronous.mode": "separate",
         "asynchronous.max_staleness_steps": int(bound) if bound % 1 == 0 else bound,
