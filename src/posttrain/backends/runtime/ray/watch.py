@@ -74,6 +74,7 @@ class Watch:
     ):
         self.cluster = cluster
         self.members: list[Member] = []
+        self._changing = threading.Lock()  # members: samplers are replaced in a thread of their own
         self._notices = notices
         self._logs = logs
         self._show = show or _to_stderr
@@ -85,7 +86,8 @@ class Watch:
 
     def add(self, member: Member) -> None:
         """Supervise this worker, too, and write its process into the folder of logs."""
-        self.members = [*self.members, member]
+        with self._changing:
+            self.members = [*self.members, member]
         if self._logs:
             self._logs.mkdir(parents=True, exist_ok=True)
             found = {each.name: each.process.place for each in self.members}
@@ -93,7 +95,8 @@ class Watch:
 
     def remove(self, member: Member) -> None:
         """Kill a worker and forget it. What it had printed stays in its file."""
-        self.members = [each for each in self.members if each is not member]
+        with self._changing:
+            self.members = [each for each in self.members if each is not member]
         with suppress(NodeGone):
             self.cluster.on_node(member.process.node, end, member.process)
         self.cluster.kill(member.handle)
