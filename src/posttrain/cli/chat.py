@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +18,11 @@ from posttrain.cli.viewer.words import visible
 if TYPE_CHECKING:
     from posttrain.models.chat import Speaker
 
-HELP = "/new begins a new conversation, /system TEXT sets the system message, /temperature N, /quit ends"
+HELP = """\
+/new            begins a new conversation
+/system TEXT    sets the system message, without TEXT none, and begins anew
+/temperature N  of sampling; 0 is greedy
+/quit           ends, as the end of the input does; Ctrl-C stops an answer"""
 
 
 def chat(
@@ -46,7 +51,14 @@ def chat(
     with ExitStack() as folders:
         with importing():
             speakers = [_load(path, folders) for path in (model, beside) if path is not None]
-        talk = Talk(speakers, system=system, temperature=temperature, max_tokens=max_tokens, seed=seed)
+        talk = Talk(
+            speakers,
+            system=system,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            stops_answers=not message and sys.stdin.isatty(),
+        )
         if message:
             for text in message:
                 talk.say(text)
@@ -55,10 +67,19 @@ def chat(
 
 
 class Talk:
-    """One conversation per model; all get the same messages of the user."""
+    """One conversation per model; all get the same messages of the user. Args: ``stops_answers``, Ctrl-C ends an answer only."""
 
-    def __init__(self, speakers: list[Speaker], *, system: str | None, temperature: float, max_tokens: int, seed: int):
-        self._speakers = speakers
+    def __init__(
+        self,
+        speakers: list[Speaker],
+        *,
+        system: str | None,
+        temperature: float,
+        max_tokens: int,
+        seed: int,
+        stops_answers: bool = False,
+    ):
+        self._speakers, self._stops_answers = speakers, stops_answers
         self.system, self.temperature = system, temperature
         self._max_tokens, self._seed = max_tokens, seed
         self.begin()
@@ -73,20 +94,33 @@ class Talk:
         for speaker, messages in zip(self._speakers, self._messages, strict=True):
             messages.append({"role": "user", "content": text})
             typer.echo(f"{speaker.name}: " if len(self._speakers) > 1 else "", nl=False)
-            answer = speaker.answer(
-                messages,
-                temperature=self.temperature,
-                max_tokens=self._max_tokens,
-                seed=self._seed,
-                say=lambda piece: typer.echo(visible(piece), nl=False),
-            )
-            typer.echo("")
-            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "assistant", "content": self._answer(speaker, messages)})
         self._seed += 1
+
+    def _answer(self, speaker: Speaker, messages: list[dict[str, str]]) -> str:
+        """Print one answer as it comes. Returns: its text; what was printed of it where Ctrl-C stops it, if that may."""
+        pieces: list[str] = []
+
+        def say(piece: str) -> None:
+            pieces.append(piece)
+            typer.echo(visible(piece), nl=False)
+
+        try:
+            answer = speaker.answer(
+                messages, temperature=self.temperature, max_tokens=self._max_tokens, seed=self._seed, say=say
+            )
+        except KeyboardInterrupt:
+            if not self._stops_answers:
+                raise
+            answer = "".join(pieces)
+            typer.echo(" (stopped)", nl=False)
+        typer.echo("")
+        return answer
 
 
 def _converse(talk: Talk) -> None:
-    typer.echo(HELP, err=True)
+    if sys.stdin.isatty():
+        typer.echo(HELP, err=True)
     for line in _lines():
         word, _, rest = line.partition(" ")
         match word:
@@ -100,14 +134,22 @@ def _converse(talk: Talk) -> None:
                 talk.system = rest.strip() or None
                 talk.begin()
             case "/temperature":
-                try:
-                    talk.temperature = max(0.0, float(rest))
-                except ValueError:
-                    typer.echo(f"{rest!r} is not a number", err=True)
+                _set_temperature(talk, rest.strip())
             case _ if word.startswith("/"):
-                typer.echo(HELP, err=True)
+                typer.echo(f"there is no {word}\n{HELP}", err=True)
             case _:
                 talk.say(line)
+
+
+def _set_temperature(talk: Talk, text: str) -> None:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value < math.inf:
+        talk.temperature = value
+    else:
+        typer.echo(f"{text!r} is no temperature, such as 0.7; it stays {talk.temperature:g}", err=True)
 
 
 def _lines() -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -52,9 +51,9 @@ APART = ("sglang", "vllm")
 def fix_lines() -> list[str]:
     """The commands that install what is missing here: one for all optional libraries, one for a compiler."""
     from posttrain.libraries.compilers import find_compiler
-    from posttrain.registry import optional_libraries
+    from posttrain.registry import is_installed, optional_libraries
 
-    missing = {extra for library, extra in optional_libraries().items() if find_spec(library) is None} - set(APART)
+    missing = {extra for library, extra in optional_libraries().items() if not is_installed(library)} - set(APART)
     lines = [f"pip install 'posttrain[{','.join(sorted(missing))}]'"] if missing else []
     return lines + ([] if find_compiler() else ["apt install g++"])
 
@@ -71,7 +70,7 @@ def doctor(
         return
     from posttrain.cli.machine import accelerator_text, disk_text, installed, memory_text, torch_text
     from posttrain.libraries.compilers import find_compiler
-    from posttrain.registry import optional_libraries
+    from posttrain.registry import is_installed, optional_libraries
     from posttrain.sandbox.layers import describe, probe
 
     typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}")
@@ -97,4 +96,4 @@ def doctor(
     }
     for library, (purpose, install) in sorted(libraries.items()):
         needed = f" (for {purpose})" if purpose else ""
-        typer.echo(f"  {library:<15}" + ("installed" if find_spec(library) else f"not installed: {install}{needed}"))
+        typer.echo(f"  {library:<16}" + ("installed" if is_installed(library) else f"not installed: {install}{needed}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +48,7 @@ def report(
 
 
 def difference_lines(folders: list[Path]) -> list[str]:
-    """The settings in which runs differ, in colours: red is the first run's value, green another one's."""
+    """The settings in which runs differ, in colours unless NO_COLOR is set: red is the first run's value, green another's."""
     from posttrain.report.differences import differences
     from posttrain.report.read import read_run
 
@@ -56,10 +57,9 @@ def difference_lines(folders: list[Path]) -> list[str]:
     rows = differences([read_run(folder).config for folder in folders])
     lines = [f"{len(rows)} settings differ:" if rows else "the configurations are the same"]
     for name, values in rows:
-        shown = [
-            typer.style("not set" if value is None else value, fg="red" if n == 0 else "green")
-            for n, value in enumerate(values)
-        ]
+        shown = ["not set" if value is None else value for value in values]
+        if not os.environ.get("NO_COLOR"):
+            shown = [typer.style(value, fg="green" if n else "red") for n, value in enumerate(shown)]
         lines.append(f"  {name}: {' -> '.join(shown)}")
     return lines
 

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from posttrain.cli.app import app
-from posttrain.cli.chat import Talk
+from posttrain.cli.chat import HELP, Talk
 from posttrain.errors import ModelError
 from posttrain.libraries.hub_push import push
 from posttrain.models.tiny import write_tiny_model
@@ -161,7 +161,7 @@ def test_models_answer_side_by_side_and_from_gguf(tmp_path: Path, monkeypatch: p
     done = CliRunner().invoke(
         app, [*words, "--temperature", "0"], input="/system Be brief.\nHi\n/temperature x\n/quit\nHi\n"
     )
-    assert done.exit_code == 0 and "'x' is not a number" in done.output
+    assert done.exit_code == 0 and "'x' is no temperature, such as 0.7; it stays 0" in done.output
     assert len([line for line in done.stdout.split("\n") if line.startswith("tiny.gguf: ")]) == 1
 
 
@@ -176,6 +176,41 @@ def test_an_answer_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str
     speaker: Any = Sly()
     Talk([speaker], system=None, temperature=0.0, max_tokens=4, seed=1).say("Hi")
     assert capsys.readouterr().out == "a\u241b[2J\nb\n"
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[list[dict[str, str]]] = []
+
+    class Slow:
+        name = "slow"
+
+        def answer(self, messages: list[dict[str, str]], *, say: Callable[[str], None], **options: object) -> str:
+            heard.append([dict(each) for each in messages])
+            say("Once upon ")
+            if len(heard) == 1:
+                raise KeyboardInterrupt
+            return "Once upon "
+
+    speaker: Any = Slow()
+    talk = Talk([speaker], system=None, temperature=0.0, max_tokens=4, seed=1, stops_answers=True)
+    talk.say("A tale")
+    talk.say("On")
+    assert capsys.readouterr().out == "Once upon  (stopped)\nOnce upon \n"
+    assert [each["content"] for each in heard[1]] == ["A tale", "Once upon ", "On"]
+    heard.clear()
+    with pytest.raises(KeyboardInterrupt):  # with --message, or a pipe as input, it ends the command
+        Talk([speaker], system=None, temperature=0.0, max_tokens=4, seed=1).say("A tale")
+
+
+def test_help_is_for_terminals_and_fits_them(tmp_path: Path) -> None:
+    assert max(map(len, HELP.splitlines())) < 80
+    write_tiny_model(tmp_path / "tiny")
+    words = ["chat", str(tmp_path / "tiny"), "--max-tokens", "2"]
+    done = CliRunner().invoke(app, words, input="Hi\n")
+    assert done.exit_code == 0 and "/new" not in done.output
+    done = CliRunner().invoke(app, words, input="/temperature -1\n/temperature nan\n/sytem Hi\n")
+    assert "'-1' is no temperature" in done.output and "'nan' is no temperature" in done.output
+    assert "there is no /sytem" in done.output and "/quit " in done.output
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -371,13 +371,13 @@ class TestOthers:
         assert posttrain("--version")[:2] == posttrain("version")[:2] == (0, f"{version_text()}\n")
 
     def test_doctor(self, posttrain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("posttrain.cli.doctor.find_spec", lambda name: None if name == "math_verify" else object())
+        monkeypatch.setattr("posttrain.registry.is_installed", lambda name: name != "math_verify")
         code, out, _ = posttrain("doctor")
         assert code == 0
         assert re.search(r"^  (on |off)  landlock  ", out, re.MULTILINE)
-        assert "math_verify    not installed: pip install 'posttrain[math]'" in out
+        assert "math_verify     not installed: pip install 'posttrain[math]'" in out
         assert "(for the reward math_verify)" in out
-        assert "langdetect     installed" in out
+        assert "langdetect      installed" in out
         for words in (
             r"^torch \d.*, built for ",
             r"^accelerator: ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from posttrain.cli import doctor
+from posttrain import registry
 from posttrain.cli.app import app
 from posttrain.cli.exit_codes import CODES, MEANINGS, OWN, meanings_of
 from posttrain.cli.init import METHODS, Answers, written
@@ -161,12 +162,30 @@ def test_the_table_of_exit_codes_is_that_of_the_commands() -> None:
 
 
 def test_doctor_prints_one_line_that_installs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in ("bm25s", "vllm", "peft") else object())
+    monkeypatch.setattr(registry, "is_installed", lambda name: name not in ("bm25s", "vllm", "peft"))
     done = CliRunner().invoke(app, ["doctor", "--fix"])
     assert "pip install 'posttrain[lora,search]'" in done.output.splitlines()
 
 
-def test_differences_of_runs_in_colours(tmp_path: Path) -> None:
+def test_doctor_where_a_whole_family_of_packages_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install posttrain` alone: no package is called google, so none of its parts can be looked for."""
+    find_spec = importlib.util.find_spec
+
+    def without_google(name: str, *given: object) -> object:
+        if name.startswith("google."):
+            raise ModuleNotFoundError("No module named 'google'", name="google")
+        return find_spec(name)
+
+    monkeypatch.setattr(registry, "find_spec", without_google)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0, done.exception
+    assert "google.protobuf not installed: pip install 'posttrain[tinker]'" in done.output
+    done = CliRunner().invoke(app, ["doctor", "--fix"])
+    assert done.exit_code == 0 and re.search(r"posttrain\[[^ ]*tinker", done.output)
+
+
+def test_differences_of_runs_in_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     for name, rate in (("a", 0.25), ("b", 0.5)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(json.dumps({"run": {"seed": 1}, "policy": {"lr": rate}}))
@@ -176,6 +195,8 @@ def test_differences_of_runs_in_colours(tmp_path: Path) -> None:
     assert first == "1 settings differ:"
     assert line == "  policy.lr: \x1b[31m0.25\x1b[0m -> \x1b[32m0.5\x1b[0m"
     assert difference_lines([tmp_path / "a"]) == []
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert difference_lines([tmp_path / "a", tmp_path / "b"])[1] == "  policy.lr: 0.25 -> 0.5"
 
 
 def test_every_variable_that_is_read_is_on_the_page() -> None:
