@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 /new            begins a new conversation
-/system TEXT    sets the system message, without TEXT none, and begins anew
+/system TEXT    sets the system message, without TEXT none
 /temperature N  of sampling; 0 is greedy
 /quit           ends, as the end of the input does; Ctrl-C stops an answer"""
 

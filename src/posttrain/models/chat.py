@@ -11,7 +11,6 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TextStreamer,
@@ -20,10 +19,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from posttrain.config.model import ModelConfig
 from posttrain.data.templates import check_template
-from posttrain.errors import ModelError
-from posttrain.models.gguf_file import check_family
+from posttrain.errors import ModelError, Problem
 from posttrain.models.gguf_layout import Layout, read_weights
-from posttrain.models.loading import load_model_config, load_tokenizer
+from posttrain.models.gguf_settings import check_family, read_settings
+from posttrain.models.gguf_tokenizer import read_tokenizer
+from posttrain.models.loading import first_line, load_model_config, load_tokenizer
 
 Message = Mapping[str, str]
 
@@ -94,10 +94,16 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     disable_progress_bar()
     with TemporaryDirectory(prefix="posttrain-gguf-") as alone:
         # From a folder that holds nothing else: of a tokenizer.json beside it transformers takes a part, without the template.
-        (Path(alone) / file.name).symlink_to(file.resolve())
-        config = AutoConfig.from_pretrained(alone, gguf_file=file.name)
-        check_family(config)
-        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
+        link = Path(alone) / file.name
+        link.symlink_to(file.resolve())
+        try:
+            own = read_settings(link)
+            config = own or AutoConfig.from_pretrained(alone, gguf_file=link.name)
+            check_family(config)
+            tokenizer = read_tokenizer(link, own=own is not None)
+        except (OSError, ValueError, KeyError) as error:
+            what = f"{file} cannot be read as the GGUF file of a language model: {first_line(error)}"
+            raise ModelError(Problem(what, fix="name a whole file, of a model that llama.cpp talks to")) from error
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = read_weights(file, Layout(config), list(model.state_dict()))
     missing = {name for name in model.load_state_dict(weights, strict=False).missing_keys if name != "lm_head.weight"}

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from posttrain.errors import ModelError, Problem
-from posttrain.models.gguf_file import check_family
 from posttrain.models.gguf_layout import Layout
+from posttrain.models.gguf_settings import check_family
 from posttrain.models.loading import load_model_config
 from posttrain.models.lora import CONFIG, WEIGHTS, peft_library, read_config
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from posttrain.errors import ModelError, Problem
-from posttrain.models.gguf_layout import FAMILIES, Layout
+from posttrain.models.gguf_layout import Layout
+from posttrain.models.gguf_settings import check_family, head_dim, write_settings
 from posttrain.models.gguf_tokenizer import write_tokenizer
 from posttrain.models.loading import load_model_config
 
@@ -66,10 +67,10 @@ def write_gguf(folder: Path, out: Path, kind: str) -> Written:
     quantization, file_type = KINDS[kind]
     beside = out.with_name(f".{out.name}.partial")
     writer = gguf.GGUFWriter(beside, gguf.MODEL_ARCH_NAMES[layout.family.architecture])
-    _write_sizes(writer, config, out.stem)
+    write_settings(writer, config)
     writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    write_tokenizer(writer, AutoTokenizer.from_pretrained(folder), config.vocab_size)
+    write_tokenizer(writer, AutoTokenizer.from_pretrained(folder), config.vocab_size, name=out.stem)
     for name, tensor in _tensors(folder, config, layout):
         chosen = _kind_of(tensor, quantization)
         data = gguf.quantize(tensor.numpy(), chosen)
@@ -81,39 +82,6 @@ def write_gguf(folder: Path, out: Path, kind: str) -> Written:
     written = _compared(beside, out, dict(_tensors(folder, config, layout)), quantization)
     beside.replace(out)
     return written
-
-
-def check_family(config: Any) -> None:
-    """Raises: ModelError for a model that would not compute the same in llama.cpp."""
-    kind = config.model_type
-    if kind not in FAMILIES:
-        what = f"models of type {kind} are not written as GGUF here (known: {', '.join(FAMILIES)})"
-        raise ModelError(Problem(what, fix="convert the exported folder with llama.cpp's convert_hf_to_gguf.py"))
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ("default", "llama3"):
-        raise ModelError(Problem(f"rotary embeddings of type {rope} are not written as GGUF here"))
-    window = getattr(config, "sliding_window", None)
-    if window and (kind == "mistral" or getattr(config, "use_sliding_window", False)):
-        raise ModelError(
-            Problem(f"this {kind} model attends to the last {window} tokens only, which its GGUF cannot say")
-        )
-
-
-def _write_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
-    head_dim = _head_dim(config)
-    writer.add_name(name)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
 
 
 def _tensors(folder: Path, config: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]:
@@ -128,7 +96,10 @@ def _tensors(folder: Path, config: Any, layout: Layout) -> Iterator[tuple[str, T
                     raise ModelError(Problem(f"GGUF has no name for the weights {name} of {folder}"))
                 yield renamed, layout.write(name, weights.get_tensor(name).float()).contiguous()
     if config.rope_parameters.get("rope_type") == "llama3":
-        yield "rope_freqs.weight", rope_factors(config.rope_parameters, _head_dim(config))
+        yield "rope_freqs.weight", rope_factors(config.rope_parameters, head_dim(config))
+    if config.rope_parameters.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            yield f"rope_factors_{length}.weight", torch.tensor(config.rope_parameters[f"{length}_factor"])
 
 
 def rope_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
@@ -144,10 +115,6 @@ def rope_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
     waves = original / (2 * math.pi / frequencies)  # wavelengths in the original context
     mixed = ((waves - low) / (high - low)).clamp(0, 1)
     return (1 / ((1 - mixed) / factor + mixed)).float()
-
-
-def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _kind_of(tensor: Tensor, wanted: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:

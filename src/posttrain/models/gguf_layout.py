@@ -1,8 +1,8 @@
 """GGUF's names and layouts of the tensors of model families, in both directions.
 
-A family is one that transformers and the package gguf both know, whose tensors are the same up to their names and, for
-Llama, the order of the rows of queries and keys: GGUF pairs neighbouring rows for the rotary embedding, transformers pairs
-row i with row i + head_dim / 2.
+A family is one that transformers and the package gguf both know, whose tensors are the same up to their names, for Llama the
+order of the rows of queries and keys (GGUF pairs neighbouring rows for the rotary embedding, transformers row i with row
+i + head_dim / 2), and for Gemma the gains of norms (transformers multiplies by 1 + weight; GGUF holds the sum).
 """
 
 from __future__ import annotations
@@ -16,21 +16,28 @@ import gguf
 import torch
 from torch import Tensor
 
+from posttrain.errors import ModelError, Problem
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model type of transformers in GGUF."""
 
     architecture: gguf.MODEL_ARCH
-    neighbours: bool  # rows of queries and keys are in the order of neighbouring pairs
+    neighbours: bool = False  # rows of queries and keys are in the order of neighbouring pairs
+    gains: bool = False  # norms hold 1 + weight
 
 
 # By ``model_type`` of transformers.
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True),
     "mistral": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True),
-    "qwen2": Family(gguf.MODEL_ARCH.QWEN2, neighbours=False),
-    "qwen3": Family(gguf.MODEL_ARCH.QWEN3, neighbours=False),
+    "qwen2": Family(gguf.MODEL_ARCH.QWEN2),
+    "qwen3": Family(gguf.MODEL_ARCH.QWEN3),
+    "gemma": Family(gguf.MODEL_ARCH.GEMMA, gains=True),
+    "gemma2": Family(gguf.MODEL_ARCH.GEMMA2, gains=True),
+    "gemma3_text": Family(gguf.MODEL_ARCH.GEMMA3, gains=True),
+    "phi3": Family(gguf.MODEL_ARCH.PHI3),
 }
 
 
@@ -47,12 +54,15 @@ class Layout:
         return self._names.get_name(name, try_suffixes=(".weight", ".bias"))
 
     def write(self, name: str, tensor: Tensor) -> Tensor:
-        """Order the rows of transformers' tensor ``name`` as GGUF does."""
-        return self._reordered(name, tensor, (2, -1))
+        """Order the rows of transformers' tensor ``name``, and count its gains, as GGUF does."""
+        return self._reordered(name, tensor, (2, -1)) + self._gain(name)
 
     def read(self, name: str, tensor: Tensor) -> Tensor:
-        """Order the rows of GGUF's tensor as transformers does, which calls it ``name``."""
-        return self._reordered(name, tensor, (-1, 2))
+        """Order the rows of GGUF's tensor, and count its gains, as transformers does, which calls it ``name``."""
+        return self._reordered(name, tensor, (-1, 2)) - self._gain(name)
+
+    def _gain(self, name: str) -> float:
+        return 1.0 if self.family.gains and name.endswith("norm.weight") else 0.0
 
     def _reordered(self, name: str, tensor: Tensor, halves: tuple[int, int]) -> Tensor:
         heads = self._heads.get(name.split(".")[-2]) if self.family.neighbours and "self_attn" in name else None
@@ -63,12 +73,21 @@ class Layout:
         return tensor.reshape(heads, *split, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
+def open_file(file: Path) -> gguf.GGUFReader:
+    """Open a GGUF file. Raises: ModelError for one that is none, or not whole."""
+    try:
+        return gguf.GGUFReader(file)
+    except (ValueError, IndexError, KeyError) as error:
+        what = f"{file.resolve()} is no GGUF file, or a part of one ({str(error).splitlines()[0]})"
+        raise ModelError(Problem(what, fix="name a whole file")) from error
+
+
 def read_weights(file: Path, layout: Layout, names: list[str]) -> dict[str, Tensor]:
     """Read the tensors of a GGUF file under the names of transformers, in float32.
 
     Args: ``names`` of the tensors wanted; a name whose tensor is not in the file is left out (tied embeddings).
     """
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    stored = {tensor.name: tensor for tensor in open_file(file).tensors}
     found = {}
     for name in names:
         block = stored.get(layout.name(name) or "")

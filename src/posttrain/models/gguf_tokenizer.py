@@ -1,14 +1,19 @@
-"""A byte-level BPE tokenizer in GGUF's metadata."""
+"""A tokenizer in GGUF's metadata: byte-level BPE here, pieces with spaces as ▁ in gguf_pieces.py."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gguf
-from transformers import PreTrainedTokenizerBase
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.errors import ModelError, Problem
+from posttrain.models.gguf_layout import open_file
+from posttrain.models.gguf_pieces import drop_blanks, general_name, space_in_front, write_pieces
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -16,36 +21,29 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {_WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe", _WORDS + r"\p{N}" + _REST: "qwen2"}
 
 
-def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Write tokens, merges, special tokens and the chat template; ids without a token, up to vocab_size, as unused ones.
+def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int, *, name: str) -> None:
+    """Write the model's name, on which llama.cpp's tokenizer depends, tokens, merges, special tokens and the chat template.
 
-    Raises: ModelError for a tokenizer that is not byte-level BPE, or cuts text in a way that llama.cpp has no name for.
+    Ids without a token, up to vocab_size, are written as unused ones.
+
+    Raises: ModelError for a tokenizer that is neither byte-level BPE nor one of pieces, or that cuts text in a way that llama.cpp
+        has no name for.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(_unknown("has no fast form (tokenizer.json)"))
     state = json.loads(backend.to_str())
     model = state["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        raise ModelError(_unknown(f"is {model['type']}{' with byte fallback' if model.get('byte_fallback') else ''}"))
-    if state.get("normalizer") not in (None, {"type": "NFC"}):
-        raise ModelError(_unknown(f"normalizes text ({state['normalizer'].get('type')})"))
-    writer.add_tokenizer_model("gpt2")
-    # Without merges every byte is a token, however text is cut
-    writer.add_tokenizer_pre(pre_tokenizer_name(state.get("pre_tokenizer")) if model["merges"] else "gpt-2")
-    special = {each["id"]: each["special"] for each in state["added_tokens"]}
+    writer.add_name(general_name(name, state))
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
-    tokens, types = [], []
-    for number in range(max(vocab_size, max(by_id) + 1)):
-        known = number in by_id
-        tokens.append(by_id[number] if known else f"[PAD{number}]")
-        kind = gguf.TokenType.NORMAL if known else gguf.TokenType.UNUSED
-        if number in special:
-            kind = gguf.TokenType.CONTROL if special[number] else gguf.TokenType.USER_DEFINED
-        types.append(kind)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+    tokens = [by_id.get(number, f"[PAD{number}]") for number in range(max(vocab_size, max(by_id) + 1))]
+    if model["type"] == "BPE" and model.get("byte_fallback"):
+        in_front = space_in_front(state)
+        if in_front is None:
+            raise ModelError(_unknown("prepares text in a way that llama.cpp has no name for"))
+        write_pieces(writer, state, tokens, in_front)
+    else:
+        _write_byte_level(writer, state, tokens)
     ids: dict[str, Any] = {
         "bos": tokenizer.bos_token_id,
         "eos": tokenizer.eos_token_id,
@@ -59,6 +57,70 @@ def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase,
     writer.add_add_bos_token(bool(begins))
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _write_byte_level(writer: gguf.GGUFWriter, state: dict[str, Any], tokens: list[str]) -> None:
+    model = state["model"]
+    if model["type"] != "BPE":
+        raise ModelError(_unknown(f"is {model['type']}"))
+    if state.get("normalizer") not in (None, {"type": "NFC"}):
+        raise ModelError(_unknown(f"normalizes text ({state['normalizer'].get('type')})"))
+    writer.add_tokenizer_model("gpt2")
+    # Without merges every byte is a token, however text is cut
+    writer.add_tokenizer_pre(pre_tokenizer_name(state.get("pre_tokenizer")) if model["merges"] else "gpt-2")
+    special = {each["content"]: each["special"] for each in state["added_tokens"]}
+    known = model["vocab"].keys() | special.keys()
+    kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED, None: gguf.TokenType.NORMAL}
+    writer.add_token_list(tokens)
+    writer.add_token_types([kinds[special.get(each)] if each in known else gguf.TokenType.UNUSED for each in tokens])
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+
+
+def read_tokenizer(file: Path, *, own: bool) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a file that stands in a folder of its own. Args: ``own``, the configuration is one of gguf_settings.
+
+    Raises: OSError, ValueError, KeyError of transformers.
+    """
+    fields = open_file(file).fields
+    said = {name.removeprefix("tokenizer.ggml."): field for name, field in fields.items() if "tokenizer.ggml." in name}
+    if "merges" not in said and "model" in said and said["model"].contents() == "gpt2":
+        return _read_bytes(fields, said)
+    if not own:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        return found
+    # AutoTokenizer asks for the file's configuration first
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
+    if "general.name" in fields:
+        drop_blanks(tokenizer, fields["general.name"].contents())
+    return tokenizer
+
+
+def _read_bytes(
+    fields: Mapping[str, gguf.ReaderField], said: Mapping[str, gguf.ReaderField]
+) -> PreTrainedTokenizerBase:
+    """Tokens that are bytes and special ones: without merges, which transformers asks for, since GGUF has no empty lists."""
+    tokens, kinds = said["tokens"].contents(), said["token_type"].contents()
+    whole = [gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED]
+    vocab = {token: n for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind not in whole}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind in whole:
+            backend.add_tokens([AddedToken(token, normalized=False, special=kind == gguf.TokenType.CONTROL)])
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    marks = {
+        f"{name}_token": tokens[said[f"{key}_token_id"].contents()]
+        for name, key in names.items()
+        if f"{key}_token_id" in said
+    }
+    template = fields.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=None if template is None else template.contents(),
+        clean_up_tokenization_spaces=False,
+        **marks,
+    )
 
 
 def pre_tokenizer_name(state: dict[str, Any] | None) -> str:
@@ -80,4 +142,4 @@ def pre_tokenizer_name(state: dict[str, Any] | None) -> str:
 
 def _unknown(what: str) -> Problem:
     fix = "convert the exported folder with llama.cpp's convert_hf_to_gguf.py"
-    return Problem(f"the tokenizer {what}; only byte-level BPE is written as GGUF here", fix=fix)
+    return Problem(f"the tokenizer {what}; only BPE, of bytes or with byte fallback, is written as GGUF here", fix=fix)

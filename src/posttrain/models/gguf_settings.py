@@ -1,0 +1,226 @@
+"""Sizes and settings of the model families in GGUF's metadata, in both directions, and where llama.cpp would compute otherwise.
+
+llama.cpp decides some of Gemma's settings by itself (src/models/gemma2.cpp, gemma3.cpp and phi3.cpp there): which layers look at
+a window only, and by what the products of queries and keys are divided. A model that was configured otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+from transformers import AutoConfig
+
+from posttrain.errors import ModelError, Problem
+from posttrain.models.gguf_layout import FAMILIES, open_file
+
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
+# Every n-th layer sees the whole text, the others a window; and the numbers of layers of the largest models, which llama.cpp
+# divides by the root of width / heads, where it takes that of the heads' width otherwise.
+WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
+LARGEST = {"gemma2": 46, "gemma3_text": 62}
+LOCAL_ROPE_THETA = 10000.0
+
+
+def check_family(config: Any) -> None:
+    """Raises: ModelError for a model that would not compute the same in llama.cpp."""
+    kind = config.model_type
+    if kind not in FAMILIES:
+        what = f"models of type {kind} are not written as GGUF here (known: {', '.join(FAMILIES)})"
+        raise ModelError(Problem(what, fix="convert the exported folder with llama.cpp's convert_hf_to_gguf.py"))
+    rope = _rope(config)
+    known = ("default", "llama3", "linear") if kind == "gemma3_text" else ("default", "llama3")
+    known = ("default", "longrope") if kind == "phi3" else known
+    if rope.get("rope_type", "default") not in known:
+        raise ModelError(
+            Problem(f"rotary embeddings of type {rope['rope_type']} are not written as GGUF here for {kind}")
+        )
+    window = getattr(config, "sliding_window", None)
+    if window and (kind == "mistral" or getattr(config, "use_sliding_window", False)):
+        raise ModelError(
+            Problem(f"this {kind} model attends to the last {window} tokens only, which its GGUF cannot say")
+        )
+    wanted = "gelu_pytorch_tanh" if kind in GEMMAS else "silu"  # llama.cpp's gelu is the approximation by tanh
+    act = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None) or wanted
+    if act != wanted:
+        raise ModelError(Problem(f"llama.cpp computes {kind} with the activation {wanted}, this model with {act}"))
+    if kind in WINDOW_PATTERN:
+        _check_gemma(config)
+
+
+def _check_gemma(config: Any) -> None:
+    """Raises: ModelError for a Gemma 2 or 3 whose settings are not those that llama.cpp takes."""
+    kind = config.model_type
+    differing = {}
+    layers = layer_types(kind, config.num_hidden_layers)
+    if list(config.layer_types) != layers:
+        differing["layer_types"] = f"every {WINDOW_PATTERN[kind]}th layer full_attention"
+    if config.query_pre_attn_scalar != (scalar := query_scalar(config)):
+        differing["query_pre_attn_scalar"] = str(scalar)
+    if getattr(config, "use_bidirectional_attention", None):
+        differing["use_bidirectional_attention"] = "false"
+    if kind == "gemma3_text":
+        capped = [name for name in ("attn_logit_softcapping", "final_logit_softcapping") if getattr(config, name)]
+        differing |= dict.fromkeys(capped, "null")
+        if config.rope_parameters["sliding_attention"].get("rope_type", "default") != "default":
+            differing["rope_parameters.sliding_attention"] = "rope_type default"
+    if differing:
+        wanted = ", ".join(f"{name} {value}" for name, value in differing.items())
+        raise ModelError(Problem(f"llama.cpp computes {kind} with {wanted}, and this model is configured otherwise"))
+
+
+def layer_types(kind: str, layers: int) -> list[str]:
+    """The kinds of layers that llama.cpp takes for Gemma 2 and 3."""
+    every = WINDOW_PATTERN[kind]
+    return ["sliding_attention" if (n + 1) % every else "full_attention" for n in range(layers)]
+
+
+def query_scalar(config: Any) -> int:
+    """The number by whose root llama.cpp divides the products of queries and keys of Gemma 2 and 3."""
+    if config.num_hidden_layers == LARGEST[config.model_type]:
+        return int(config.hidden_size // config.num_attention_heads)
+    return head_dim(config)
+
+
+def head_dim(config: Any) -> int:
+    """The width of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def rotated(config: Any) -> int:
+    """The part of a head's width that the rotary embedding turns."""
+    return int(head_dim(config) * _rope(config).get("partial_rotary_factor", 1.0))
+
+
+def _rope(config: Any) -> Mapping[str, Any]:
+    """The rotary embedding; of Gemma 3, that of the layers that see the whole text."""
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return rope.get("full_attention", rope)
+
+
+def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Write everything but the name, the tokenizer and the tensors."""
+    kind, rope, width = config.model_type, _rope(config), head_dim(config)
+    writer.add_context_length(context_length(config))
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(rotated(config))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if kind in WINDOW_PATTERN:
+        writer.add_sliding_window(config.sliding_window)
+    if kind == "gemma2":
+        # Zero says: none. llama.cpp takes 50 and 30 where nothing is written.
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping or 0.0)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
+    if kind == "gemma3_text":
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(original_context(config))
+        writer.add_rope_scaling_attn_factors(longrope_attention(config))
+
+
+def context_length(config: Any) -> int:
+    """The most tokens that llama.cpp computes as transformers does: Phi-3's window is not in a GGUF, so a text ends with it."""
+    longest = int(config.max_position_embeddings)
+    window = getattr(config, "sliding_window", None)
+    return min(longest, int(window)) if config.model_type == "phi3" and window else longest
+
+
+def original_context(config: Any) -> int:
+    """The context in which a model of rope type longrope was trained first."""
+    found = _rope(config).get("original_max_position_embeddings")
+    return int(found or config.original_max_position_embeddings)
+
+
+def longrope_attention(config: Any) -> float:
+    """The factor of queries and keys of rope type longrope: sqrt(1 + ln(longest / original) / ln(original)), unless it is given.
+
+    Source: LongRoPE (arXiv:2402.13753) as Phi-3's code and transformers have it.
+    """
+    original = original_context(config)
+    ratio = config.max_position_embeddings / original
+    given = _rope(config).get("attention_factor")
+    if given is not None:
+        return float(given)
+    return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
+
+
+def read_settings(file: Path) -> Any | None:
+    """The configuration of a model of Gemma or Phi; None for another architecture, whose file transformers reads whole.
+
+    transformers' own reading knows no Gemma 1 and leaves settings of Gemma 2 and 3 at those of one size.
+    """
+    reader = open_file(file)
+    architecture = reader.fields["general.architecture"].contents()
+    kinds = {gguf.MODEL_ARCH_NAMES[FAMILIES[kind].architecture]: kind for kind in (*GEMMAS, "phi3")}
+    if architecture not in kinds:
+        return None
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def value(key: str, default: Any = None) -> Any:
+        field = reader.fields.get(f"{architecture}.{key}")
+        return default if field is None else field.contents()
+
+    kind, width = kinds[architecture], value("attention.key_length")
+    found: dict[str, Any] = {
+        "max_position_embeddings": value("context_length"),
+        "hidden_size": value("embedding_length"),
+        "num_hidden_layers": value("block_count"),
+        "intermediate_size": value("feed_forward_length"),
+        "num_attention_heads": value("attention.head_count"),
+        "num_key_value_heads": value("attention.head_count_kv"),
+        "head_dim": width or value("embedding_length") // value("attention.head_count"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
+    }
+    names = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {name: reader.fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    found |= {f"{name}_token_id": None if field is None else field.contents() for name, field in ids.items()}
+    if kind == "phi3":
+        found["rope_parameters"] |= _phi_rope(value, tensors, found["head_dim"])
+        found["original_max_position_embeddings"] = value(
+            "rope.scaling.original_context_length", value("context_length")
+        )
+    if kind in WINDOW_PATTERN:
+        found |= {"sliding_window": value("attention.sliding_window", 4096)}
+        found["layer_types"] = layer_types(kind, found["num_hidden_layers"])
+        found["query_pre_attn_scalar"] = query_scalar(AutoConfig.for_model(kind, **found))
+    if kind == "gemma2":
+        found["attn_logit_softcapping"] = value("attn_logit_softcapping", 50.0) or None
+        found["final_logit_softcapping"] = value("final_logit_softcapping", 30.0) or None
+    if kind == "gemma3_text":
+        scaled = {"rope_type": "linear", "factor": value("rope.scaling.factor")} if value("rope.scaling.factor") else {}
+        local = {"rope_type": "default", "rope_theta": value("rope.freq_base_swa", LOCAL_ROPE_THETA)}
+        found["rope_parameters"] = {
+            "full_attention": found["rope_parameters"] | scaled,
+            "sliding_attention": local,
+        }
+    return AutoConfig.for_model(kind, **found)
+
+
+def _phi_rope(value: Any, tensors: Mapping[str, Any], width: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"partial_rotary_factor": value("rope.dimension_count", width) / width}
+    if "rope_factors_long.weight" in tensors:
+        found |= {
+            "rope_type": "longrope",
+            "short_factor": tensors["rope_factors_short.weight"].data.tolist(),
+            "long_factor": tensors["rope_factors_long.weight"].data.tolist(),
+            "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+            "attention_factor": value("rope.scaling.attn_factor", 1.0),
+        }
+    return found

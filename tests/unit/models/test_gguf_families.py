@@ -1,0 +1,243 @@
+"""Gemma and Phi as GGUF files: read back equal, and the same log-probs and tokens as llama.cpp's.
+
+``llama_cpp.json`` holds what llama.cpp gives for the files that this test writes: the number of tokens of TEXT, and the twenty
+most likely tokens after the first 40 and after all of them. It was recorded with xllamacpp 2026.10.11549 (llama.cpp's server in
+Python: ``handle_completions`` with ``n_probs``, cache in float32, 256 and 512 tokens of context).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from posttrain.errors import ModelError
+from posttrain.models.chat import load_gguf
+from posttrain.models.gguf_file import write_gguf
+from posttrain.models.gguf_pieces import UNMERGED, general_name, space_in_front
+from posttrain.models.gguf_settings import check_family, context_length, longrope_attention
+from posttrain.models.tiny import draw_weights, write_tiny_model
+
+RECORDED = json.loads(Path(__file__).with_name("llama_cpp.json").read_text())
+TEXT = (
+    "<|user|>\n Hello  there; the gradient is that of the whole step, café ☃ 12+34 = 46<|end|>\n"
+    "and the\nrest of the text is here so that a window of sixteen tokens matters.\n"
+) * 3
+WORDS = [
+    "▁the",
+    "▁there",
+    "▁that",
+    "▁is",
+    "▁of",
+    "▁a",
+    "▁text",
+    "▁step",
+    "▁whole",
+    "ent",
+    "en",
+    "es",
+    "er",
+    "▁s",
+    "▁w",
+    "▁▁",
+]
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"max_position_embeddings": 512}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+GEMMA3_ROPE = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, "sliding_attention": ROPE}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1 + 0.02 * i for i in range(8)],
+    "long_factor": [1 + 0.7 * i for i in range(8)],
+    "original_max_position_embeddings": 256,
+}
+# By name: the model type, and its settings
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 32, "num_hidden_layers": 2}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 32, "num_hidden_layers": 3, "query_pre_attn_scalar": 32, "sliding_window": 16},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 16,
+            "rope_parameters": GEMMA3_ROPE,
+        },
+    ),
+    "phi3": ("phi3", {"num_hidden_layers": 2, "sliding_window": 300}),
+    "phi3-part": ("phi3", {"num_hidden_layers": 2, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    "phi3-long": (
+        "phi3",
+        {"num_hidden_layers": 2, "original_max_position_embeddings": 256, "rope_parameters": LONGROPE},
+    ),
+}
+
+
+def pieces(*, in_front: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer of pieces: as Phi-3's with a space in front of the text and blanks dropped behind marks, or as Gemma's."""
+    marks = ["<unk>", "<s>", "</s>", "<|user|>", "<|end|>", "<|endoftext|>"]
+    letters = sorted(set("▁abcdefghijklmnopqrstuvwxyz<>|"))
+    built: list[str] = []
+    for word in sorted(WORDS, key=len):  # the shortest first; each word from the left
+        built += [word[:end] for end in range(2, len(word) + 1) if word[:end] not in built]
+    known = {*letters, *built}
+    cuts = [(word[:cut], word[cut:]) for word in built for cut in range(1, len(word))]
+    merges = [pair for pair in cuts if known.issuperset(pair)]  # every pair that makes a piece, as SentencePiece has it
+    tokens = [*marks, *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *built]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    replace = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if in_front else replace
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(marks)
+    state = json.loads(backend.to_str())
+    for each in state["added_tokens"]:
+        each["rstrip"] = in_front and each["content"] in ("</s>", "<|user|>", "<|end|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template="{% for message in messages %}<|user|>\n{{ message['content'] }}<|end|>\n{% endfor %}",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write(folder: Path, name: str) -> Path:
+    """Write the model MODELS[name] and its tokenizer; GGUF's file beside it."""
+    kind, settings = MODELS[name]
+    tokenizer = pieces(in_front=kind == "phi3")
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer) + 3, **ids, **SIZES, **settings)
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draw_weights(model, 0)
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if kind != "phi3" and key.endswith("norm.weight"):
+                weight.sub_(0.75)  # gains of 1.25 instead of 2
+    model.save_pretrained(folder / name)
+    tokenizer.save_pretrained(folder / name)
+    assert write_gguf(folder / name, folder / f"{name}.gguf", "f32").largest_error == 0.0
+    return folder / f"{name}.gguf"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_computes_as_llama_cpp_and_as_the_model(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path, name)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+    read, its_tokenizer = load_gguf(file)
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    assert its_tokenizer(TEXT, add_special_tokens=False).input_ids == ids
+    assert its_tokenizer.chat_template == tokenizer.chat_template
+    recorded = RECORDED[name]
+    assert recorded["tokens"] == len(ids)
+    for length, top in zip((40, len(ids)), recorded["top"], strict=True):
+        with torch.no_grad():
+            given = torch.tensor([ids[:length]])
+            wanted, found = (each(given).logits[0, -1].log_softmax(-1) for each in (model, read))
+        assert torch.allclose(found, wanted, atol=1e-5)  # 1 + weight is rounded, and 1 is taken off again
+        # llama.cpp looks GELU up in a table of half precision; Phi's SiLU is computed
+        assert max(abs(value - float(found[int(key)])) for key, value in top.items()) < (
+            1e-4 if name.startswith("phi3") else 1e-2
+        )
+        assert len(top) == 20
+
+
+def test_settings_and_pieces_are_written(tmp_path: Path) -> None:
+    file = write(tmp_path, "gemma3")
+    reader = gguf.GGUFReader(file)
+    said = {key: reader.fields[f"gemma3.{key}"].contents() for key in ("attention.sliding_window", "rope.freq_base")}
+    said["rope.scaling.factor"] = reader.fields["gemma3.rope.scaling.factor"].contents()
+    assert said == {"attention.sliding_window": 16, "rope.freq_base": 1e6, "rope.scaling.factor": 8.0}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    state = AutoModelForCausalLM.from_pretrained(tmp_path / "gemma3", dtype=torch.float32).state_dict()
+    gains = torch.tensor(tensors["blk.0.attn_q_norm.weight"].data.copy())
+    assert torch.equal(gains, 1 + state["model.layers.0.self_attn.q_norm.weight"])
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    scores, kinds = (reader.fields[f"tokenizer.ggml.{key}"].contents() for key in ("scores", "token_type"))
+    by_token = {token: (score, kind) for token, score, kind in zip(tokens, scores, kinds, strict=True)}
+    kind = gguf.TokenType
+    assert by_token["<0x0A>"] == (UNMERGED, kind.BYTE) and by_token["<unk>"][1] == kind.UNKNOWN
+    assert by_token["<|user|>"][1] == kind.CONTROL and by_token[f"[PAD{len(tokens) - 1}]"][1] == kind.UNUSED
+    # The merges begin with the two-letter words in their order: ▁a, en, es ...
+    assert [by_token[token][0] for token in ("▁a", "en", "es")] == [0.0, -1.0, -2.0]
+    assert reader.fields["tokenizer.ggml.add_space_prefix"].contents() is False
+
+
+def test_factors_of_longrope_and_windows_of_phi() -> None:
+    config = AutoConfig.for_model("phi3", **SIZES, **MODELS["phi3-long"][1])
+    # 512 / 256 = 2 and 256 = 2^8: sqrt(1 + 1 / 8)
+    assert longrope_attention(config) == pytest.approx(1.125**0.5)
+    assert context_length(config) == 512
+    assert context_length(AutoConfig.for_model("phi3", **SIZES, **MODELS["phi3"][1])) == 300
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 24}, "with query_pre_attn_scalar 32, and this model"),
+        ("gemma2", {"layer_types": ["full_attention"] * 3}, "every 2th layer full_attention"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping null"),
+        ("gemma", {"hidden_act": "silu"}, "with the activation gelu_pytorch_tanh, this model with silu"),
+        ("llama", {"hidden_act": "gelu"}, "with the activation silu"),
+        ("phi3", {"rope_parameters": {"rope_type": "llama3"}}, "of type llama3 are not written as GGUF here for phi3"),
+    ],
+)
+def test_a_model_that_llama_cpp_would_compute_otherwise(kind: str, changes: dict[str, Any], message: str) -> None:
+    settings = {"head_dim": 32, "num_hidden_layers": 3} | ({"query_pre_attn_scalar": 32} if kind[-1] != "a" else {})
+    config = AutoConfig.for_model(kind, **SIZES, **settings)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(ModelError, match=message):
+        check_family(config)
+
+
+def test_the_name_by_which_llama_cpp_knows_phi() -> None:
+    phi, gemma = (json.loads(pieces(in_front=each).backend_tokenizer.to_str()) for each in (True, False))
+    assert general_name("model-q8_0", phi) == "Phi-3 model-q8_0" and general_name("my-phi-3-f16", phi) == "my-phi-3-f16"
+    assert general_name("like-Phi-3-f16", gemma) == "like-phi 3-f16" and general_name("phi4", gemma) == "phi4"
+
+
+def test_how_text_is_prepared() -> None:
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    metaspace = {"type": "Metaspace", "replacement": "▁", "split": False}
+    assert space_in_front({"normalizer": replace}) is False
+    assert space_in_front({"normalizer": None, "pre_tokenizer": metaspace | {"prepend_scheme": "always"}}) is True
+    assert space_in_front({"normalizer": None, "pre_tokenizer": metaspace | {"prepend_scheme": "never"}}) is False
+    # Only in front of a whole text, not behind marks: llama.cpp knows no such rule
+    assert space_in_front({"normalizer": None, "pre_tokenizer": metaspace | {"prepend_scheme": "first"}}) is None
+    assert space_in_front({"normalizer": {"type": "NFKC"}}) is None
+
+
+def test_a_tokenizer_of_bytes_without_merges_is_read(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    write_gguf(folder, tmp_path / "tiny.gguf", "f16")
+    _, found = load_gguf(tmp_path / "tiny.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for text in ("Hi, é☃\n", "<|im_start|>user\nHi<|im_end|>\n", "  two"):
+        assert found(text).input_ids == tokenizer(text).input_ids
+        assert found.decode(found(text).input_ids) == text
+    assert found.eos_token == tokenizer.eos_token and found.chat_template == tokenizer.chat_template
+
+
+def test_a_file_that_is_cut(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    write_gguf(folder, tmp_path / "tiny.gguf", "f16")
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    for length in (0, 7, 3000, len(whole) // 2):
+        (tmp_path / "cut.gguf").write_bytes(whole[:length])
+        with pytest.raises(ModelError, match=r"cut\.gguf is no GGUF file, or a part of one"):
+            load_gguf(tmp_path / "cut.gguf")
