@@ -75,7 +75,8 @@ def write_pieces(writer: gguf.GGUFWriter, state: dict[str, Any], tokens: list[st
     writer.add_token_list(tokens)
     writer.add_token_scores([float(-rank[token]) if token in rank else UNMERGED for token in tokens])
     writer.add_token_types([_kind(token, token in known or token in added, added, state) for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])  # llama.cpp goes by the scores; others read them
+    # For other readers: llama.cpp goes by the scores
+    writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_add_space_prefix(in_front)
 
 

@@ -43,7 +43,8 @@ def check_family(config: Any) -> None:
         raise ModelError(
             Problem(f"this {kind} model attends to the last {window} tokens only, which its GGUF cannot say")
         )
-    wanted = "gelu_pytorch_tanh" if kind in GEMMAS else "silu"  # llama.cpp's gelu is the approximation by tanh
+    # Llama.cpp's gelu is the approximation by tanh
+    wanted = "gelu_pytorch_tanh" if kind in GEMMAS else "silu"
     act = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None) or wanted
     if act != wanted:
         raise ModelError(Problem(f"llama.cpp computes {kind} with the activation {wanted}, this model with {act}"))
