@@ -1,5 +1,5 @@
-"""Runs that learn from preferences, from a teacher, or on a base in 4 bits, killed by SIGKILL at random instants and started again, end with the bytes
-of a run that was left alone: metrics, samples, weights, averages, places in the data."""
+"""Runs that learn from preferences, from a teacher, or on a base in 4 bits, killed by SIGKILL at random instants and started
+again, end with the bytes of a run that was left alone: metrics, samples, weights, averages, places in the data."""
 
 from __future__ import annotations
 
