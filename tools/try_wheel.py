@@ -5,7 +5,7 @@
 Each PYTHON (default: every one of Python 3.11, 3.12 and 3.13 that is found here) gets an environment with the torch of
 constraints.txt and then the wheel, which must bring nothing for CUDA. In a folder that has nothing of the sources a
 configuration is planned, a tiny model trained for a step, and the demo run for two. Every extra must resolve beside that torch,
-except those of engines that need a torch of their own.
+alone and all together, except those of engines that need a torch of their own.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ def try_in(python: str, wheel: Path, folder: Path) -> None:
     here.run("python", "-c", LIBRARY)
     for extra in extras():
         here.pip("--dry-run", f"{wheel}[{extra}]")
+    here.pip("--dry-run", f"{wheel}[{','.join(extras())}]")
 
 
 def extras() -> list[str]:

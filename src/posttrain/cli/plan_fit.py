@@ -28,7 +28,7 @@ def fit_text(loaded: LoadedConfig[RunConfig], gib: float) -> str:
         raise ConfigError(Problem(what, fix="name a local model folder", field="model.path"))
     response = config.rollout.max_response_tokens
     lines = [f"{gib:g} GiB, of which {1 - RESERVE:.0%} are used; prompts up to {config.data.max_prompt_tokens} tokens"]
-    lines += [f"  {each.method:<52} {_sizes(each, response)}" for each in found]
+    lines += [f"  {each.method:<58} {_sizes(each, response)}" for each in found]
     best = next((each for each in found if each.settings), None)
     if best is None:
         lines += [

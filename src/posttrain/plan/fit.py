@@ -55,17 +55,23 @@ def _methods(config: RunConfig) -> Iterator[tuple[str, tuple[str, ...], RunConfi
     adapter = config.policy.lora or LoraConfig(rank=RANK)
     quantized = adapter.model_copy(update={"quantize": adapter.quantize or "nf4"})
     plain = adapter.model_copy(update={"quantize": None})
-    for name, lora, masters in (
-        ("all weights, float32 masters", None, "float32"),
-        ("all weights, bfloat16 masters", None, "bfloat16"),
-        (f"LoRA, rank {adapter.rank}", plain, "float32"),
-        (f"QLoRA ({quantized.quantize}), rank {adapter.rank}", quantized, "float32"),
-    ):
+    engine, rounded = config.rollout.engine, f"QLoRA ({quantized.quantize}), rank {adapter.rank}"
+    found: list[tuple[str, LoraConfig | None, str, str]] = [
+        ("all weights, float32 masters", None, "float32", engine),
+        ("all weights, bfloat16 masters", None, "bfloat16", engine),
+        (f"LoRA, rank {adapter.rank}", plain, "float32", engine),
+        (rounded, quantized, "float32", engine),
+    ]
+    if engine == "native":
+        # The native sampler unpacks the base, so with it QLoRA needs no less than LoRA
+        found.append((f"{rounded}, hf samples", quantized, "float32", "hf"))
+    for name, lora, masters, sampler in found:
         for recompute in (False, True):
             model = {"master_dtype": masters, "gradient_checkpointing": recompute, "compute_dtype": "bfloat16"}
             changed = config.model_copy(
                 update={
                     "model": config.model.model_copy(update=model),
+                    "rollout": config.rollout.model_copy(update={"engine": sampler}),
                     "policy": config.policy.model_copy(update={"lora": lora, "max_tokens_per_micro_batch": None}),
                 }
             )
@@ -73,6 +79,7 @@ def _methods(config: RunConfig) -> Iterator[tuple[str, tuple[str, ...], RunConfi
             words += [f"model.gradient_checkpointing={str(recompute).lower()}"]
             words += [f"policy.lora.rank={adapter.rank}"] if lora else ["policy.lora=null"]
             words += [f"policy.lora.quantize={lora.quantize}"] if lora and lora.quantize else []
+            words += [f"rollout.engine={sampler}"] if sampler != engine else []
             yield f"{name}{', recomputed activations' if recompute else ''}", tuple(words), changed
 
 
