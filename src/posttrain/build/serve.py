@@ -100,6 +100,7 @@ def _plan(config: ServeConfig, name: str, key: str, tokenizer: PreTrainedTokeniz
         tops=facts.reports_top_logprobs,
         echoes=facts.prompt_logprobs_of_requests,
         samplings=facts.samplings_of_requests,
+        streams=facts.resumes_responses,
         tool_call_form=chosen_form(config.data.tool_call_form, getattr(tokenizer, "chat_template", None)),
         session_header=config.endpoint.session_header,
         max_sessions=config.endpoint.max_sessions,

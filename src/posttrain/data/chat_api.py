@@ -50,8 +50,20 @@ def tool_problems(body: Mapping[str, Any]) -> Iterator[str]:
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         yield "tools must be a list of functions"
-    if body.get("tool_choice") not in (None, "auto", *(() if tools else ("none",))):
-        yield "tool_choice must be auto: the model chooses"
+    if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
+        yield f"tool_choice is {json.dumps(choice)[:60]}; use auto (the model chooses) or none (no tools are offered)"
+
+
+def tools_of(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tools of a request without problems that the model may call."""
+    tools: Sequence[Mapping[str, Any]] = body.get("tools") or ()
+    return () if body.get("tool_choice") == "none" else tools
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Return True when a stream is to end with the usage."""
+    options = body.get("stream_options")
+    return isinstance(options, Mapping) and options.get("include_usage") is True
 
 
 def is_count(value: Any, most: float = float("inf")) -> bool:
@@ -96,7 +108,7 @@ def assistant_message(text: str, name: str, *, tools: Sequence[Mapping[str, Any]
         return {"role": "assistant", "content": text}
     return {
         "role": "assistant",
-        "content": text_before_calls(form, text).strip() or None,
+        "content": text_before_calls(form, text).rstrip() or None,
         "tool_calls": [
             {
                 "id": call.call_id or f"call_{name}_{number}",
@@ -129,24 +141,6 @@ def added_messages(before: Sequence[Message], answer: Message, messages: Sequenc
         len(messages) > seen + 1 and list(messages[:seen]) == list(before) and same_message(messages[seen], answer)
     )
     return messages[seen + 1 :] if extends else None
-
-
-def as_events(whole: Mapping[str, Any]) -> list[str]:
-    """Format an answer as a stream of server-sent events, with each choice in one event."""
-    chat = whole["object"] == "chat.completion"
-    common = {name: whole[name] for name in ("id", "created", "model")}
-    common["object"] = "chat.completion.chunk" if chat else "text_completion"
-    events = []
-    for choice in whole["choices"]:
-        piece = dict(choice)
-        if chat:
-            message = dict(piece.pop("message"))
-            if "tool_calls" in message:
-                message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
-            piece["delta"] = message
-        events.append({**common, "choices": [piece]})
-    events.append({**common, "choices": [], "usage": whole["usage"]})
-    return [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"]
 
 
 def error_body(message: str, status: int) -> dict[str, Any]:

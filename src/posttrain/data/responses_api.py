@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.data.chat_api import Refused
@@ -22,10 +22,11 @@ _SAME = (
     "stop",
 )
 # Parameters without an effect on a response here.
-_HARMLESS = {"store", "include", "truncation", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning"}
+_HARMLESS = {"store", "include", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning"}
+_LOGPROBS = "message.output_text.logprobs"  # in ``include``
 _NEUTRAL: dict[str, Any] = {
     "previous_response_id": None, "background": False, "prompt": None, "conversation": None, "max_tool_calls": None,
-    "top_logprobs": 0,
+    "truncation": "disabled",
 }  # fmt: skip
 
 
@@ -38,20 +39,41 @@ def as_chat(body: Any) -> dict[str, Any]:
         for name, value in body.items()
         if name in _NEUTRAL and value not in (None, _NEUTRAL[name])
     ]
-    known = {*_SAME, *_HARMLESS, *_NEUTRAL, "input", "instructions", "max_output_tokens", "tools", "text"}
+    known = {
+        *_SAME,
+        *_HARMLESS,
+        *_NEUTRAL,
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "tools",
+        "text",
+        "top_logprobs",
+    }
     problems += [f"{name} is not known" for name in body if name not in known]
-    form = (body.get("text") or {}).get("format") if isinstance(body.get("text") or {}, dict) else "?"
-    if form not in (None, {"type": "text"}):
-        problems.append("text.format is not supported")
+    text = body.get("text") or {}
+    if not isinstance(text, dict) or set(text) - {"format", "verbosity"}:
+        problems.append("text must be an object with a format")
     if problems:
         raise Refused("; ".join(problems))
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
+    if body.get("top_logprobs") or _LOGPROBS in (body.get("include") or ()):
+        chat |= {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0}
+    if (form := text.get("format")) is not None:
+        chat["response_format"] = _response_format(form)
     if tools := body.get("tools"):
         chat["tools"] = [_tool(tool) for tool in tools] if isinstance(tools, list) else tools
     first = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     return {**chat, "messages": [*first, *_messages(body.get("input"))]}
+
+
+def _response_format(form: Any) -> Any:
+    """Return ``text.format`` as chat completions have it."""
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
 
 
 def _tool(tool: Any) -> dict[str, Any]:
@@ -88,6 +110,29 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     return messages
 
 
+def text_item(answer_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The message of an answer, given by the id of its chat completion."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    return {
+        "type": "message",
+        "id": f"msg_{answer_id}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
+
+
+def function_item(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of a chat completion."""
+    return {
+        "type": "function_call",
+        "id": f"fc_{call['id']}",
+        "call_id": call["id"],
+        "status": "completed",
+        **call["function"],
+    }
+
+
 def as_response(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a chat completion to a response."""
     [choice] = whole["choices"]
@@ -95,26 +140,9 @@ def as_response(whole: Mapping[str, Any]) -> dict[str, Any]:
     cut = choice["finish_reason"] == "length"
     output: list[dict[str, Any]] = []
     if message.get("content"):
-        text = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
-        output.append(
-            {
-                "type": "message",
-                "id": f"msg_{whole['id']}",
-                "role": "assistant",
-                "status": "completed",
-                "content": [text],
-            }
-        )
-    for call in message.get("tool_calls") or ():
-        output.append(
-            {
-                "type": "function_call",
-                "id": f"fc_{call['id']}",
-                "call_id": call["id"],
-                "status": "completed",
-                **call["function"],
-            }
-        )
+        found = (choice.get("logprobs") or {}).get("content") or ()
+        output.append(text_item(whole["id"], message["content"], found))
+    output += [function_item(call) for call in message.get("tool_calls") or ()]
     kept = {name: whole[name] for name in ("conversation", "policy_version") if name in whole}
     return {
         "id": f"resp_{whole['id']}",
@@ -141,30 +169,3 @@ def as_response(whole: Mapping[str, Any]) -> dict[str, Any]:
         },
         **kept,
     }
-
-
-def as_response_events(response: Mapping[str, Any]) -> list[str]:
-    """Format a response as a stream of server-sent events, with each item in one piece."""
-    begun = {**response, "status": "in_progress", "output": []}
-    events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
-    for place, item in enumerate(response["output"]):
-        at = {"output_index": place, "item_id": item["id"]}
-        events.append(
-            {"type": "response.output_item.added", "output_index": place, "item": {**item, "status": "in_progress"}}
-        )
-        if item["type"] == "message":
-            text = item["content"][0]["text"]
-            events.append(
-                {"type": "response.output_text.delta", **at, "content_index": 0, "delta": text, "logprobs": []}
-            )
-            events.append({"type": "response.output_text.done", **at, "content_index": 0, "text": text, "logprobs": []})
-        else:
-            arguments = item["arguments"]
-            events.append({"type": "response.function_call_arguments.delta", **at, "delta": arguments})
-            events.append(
-                {"type": "response.function_call_arguments.done", **at, "arguments": arguments, "name": item["name"]}
-            )
-        events.append({"type": "response.output_item.done", "output_index": place, "item": item})
-    events.append({"type": f"response.{response['status']}", "response": response})
-    numbered = [{**event, "sequence_number": number} for number, event in enumerate(events)]
-    return [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in numbered]

@@ -103,6 +103,8 @@ class Unfinished:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # nats, one per token, of the distribution it was drawn from
     spans: tuple[VersionSpan, ...]  # the weights of each token; () without tokens
+    # The likeliest tokens at each of its tokens, as a trajectory has them; (): not requested
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     # Its keys and values, in the sampler's own form; None: they are computed again, with the weights that continue it
     cache: object = field(default=None, compare=False, repr=False)
 

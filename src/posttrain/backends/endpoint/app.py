@@ -7,7 +7,7 @@ import hmac
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,22 +20,32 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.backends.endpoint.body import read_body
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
-from posttrain.backends.endpoint.request import EchoedPrompt, EndpointRequest, answer, read, shown_text
+from posttrain.backends.endpoint.request import (
+    EchoedPrompt,
+    EndpointRequest,
+    answer,
+    choice_of,
+    logprobs_of,
+    read,
+    shown_text,
+)
+from posttrain.backends.endpoint.sampling import Asking, Sampling
 from posttrain.backends.endpoint.sessions import Sessions, SessionTurn
-from posttrain.data.chat_api import Refused, as_events, check_model, error_body
-from posttrain.data.responses_api import as_chat, as_response, as_response_events
-from posttrain.data.tool_forms import DEFAULT
+from posttrain.data.chat_api import Refused, check_model, error_body
+from posttrain.data.responses_api import as_chat, as_response
+from posttrain.data.stream_events import AnswerEvents, events_of, failed, in_one_piece
+from posttrain.data.text_pieces import TextPieces
+from posttrain.data.tool_forms import DEFAULT, openings_of
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
-from posttrain.interfaces.rollout_engine import Request
 from posttrain.libraries import json_text
 from posttrain.libraries.http_host import names_this_machine
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 
 # Bytes of a body: enough for max_prompt_tokens of text in JSON, so that nothing much longer is tokenized to be refused.
 _SMALLEST_LIMIT, _LARGEST_LIMIT, _BYTES_PER_TOKEN = 1 << 20, 16 << 20, 64
 BODY_S = 60.0  # for the body of a request
-_LOOK_S = 1.0  # between two checks that the client is still connected
+LOOK_S = 1.0  # between two checks that the client is still connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,7 @@ class EndpointPlan:
     samplings: bool = False  # and from its distribution
     tops: bool = False  # and reports the likeliest tokens
     echoes: bool = False  # and the log-probs of its prompt
+    streams: bool = False  # and the tokens of a response while it is sampled
     session_header: str
     max_sessions: int
     tool_call_form: str = DEFAULT
@@ -167,58 +178,127 @@ class Endpoint:
         longest = max(map(len, prompts))
         if longest > room:
             raise Refused(f"the prompt has {longest} tokens, and {room} are allowed (data.max_prompt_tokens)")
-        name = f"{session or 'request'}-{number}"
-        responses = await self._responses(http, name, session, prompts, asked)
+        asking = Asking(
+            name=f"{session or 'request'}-{number}",
+            session=session,
+            asked=asked,
+            prompts=prompts,
+            continues=continues,
+            created=time.time(),
+        )
+        live = asked.stream and self._plan.streams and asked.max_tokens > 0 and not (asked.echo and asked.with_logprobs)
+        sampling = Sampling(self._driver, asking.requests(), watched=live)
+        try:
+            while not sampling.begun(live):
+                await sampling.change(LOOK_S)
+                if not sampling.begun(live) and await http.is_disconnected():
+                    raise Refused("the client has left", 499)
+            events = self._events(asking, as_items) if asked.stream else None
+            if not live:
+                whole = self._told(asking, sampling.responses())
+                if events is not None:
+                    return _streamed(in_one_piece(whole, events))
+                return JSONResponse(as_response(whole) if as_items else whole)
+            for response in sampling.ended():
+                self._checked(response)
+        except BaseException:
+            sampling.give_up()
+            raise
+        assert events is not None
+        return _streamed(self._live(asking, sampling, events))
+
+    def _events(self, asking: Asking, as_items: bool) -> AnswerEvents:
+        asked = asking.asked
+        head = {"id": asking.name, "created": int(asking.created), "model": self._plan.model}
+        return events_of(head, chat=asked.messages is not None, as_items=as_items, with_usage=asked.with_usage)
+
+    async def _live(self, asking: Asking, sampling: Sampling, events: AnswerEvents) -> AsyncIterator[str]:
+        """Yield the events of an answer while it is sampled. One that fails, or that nobody waits for, is given up."""
+        form, asked = self._plan.tool_call_form, asking.asked
+        pieces = [self._pieces(asking) for _ in sampling.names]
+        try:
+            for place, text in enumerate(self._echoes(asking)):
+                for event in events.piece(place, text):
+                    yield event
+            while (grown := await sampling.next_grown()) is not None:
+                place, progress = grown
+                if isinstance(progress, Unfinished):
+                    text = pieces[place].add(progress.token_ids)
+                    found = events.piece(place, text, logprobs_of(asked, progress, self._text_of))
+                else:
+                    response = self._checked(progress)
+                    choice = choice_of(place, asked, response, form, self._text_of)
+                    text = choice["message"]["content"] if "message" in choice else choice["text"]
+                    sent = sampling.seen[place]
+                    logprobs = logprobs_of(asked, response, self._text_of, sent)
+                    found = events.finished(choice, pieces[place].rest(text or ""), logprobs)
+                for event in found:
+                    yield event
+            for event in events.end(self._told(asking, sampling.responses())):
+                yield event
+        except (Refused, Closed) as error:
+            status = error.status if isinstance(error, Refused) else 503
+            yield failed(str(error) or "the endpoint is closing", status)
+        finally:
+            sampling.give_up()
+
+    def _pieces(self, asking: Asking) -> TextPieces:
+        opening = openings_of(self._plan.tool_call_form) if asking.asked.tools else ()
+        return TextPieces(self._writer.text_of, stops=asking.asked.stop, opening=opening)
+
+    def _echoes(self, asking: Asking) -> list[str]:
+        """Return the text that each answer begins with, where the request asks for its prompt."""
+        return [each.text for each in self._echoed(asking) for _ in range(asking.asked.answers)]
+
+    def _echoed(self, asking: Asking) -> list[EchoedPrompt]:
+        if not asking.asked.echo:
+            return []
+        pairs = zip(asking.asked.prompts, asking.prompts, strict=True)
+        return [EchoedPrompt(one if isinstance(one, str) else self._writer.text_of(ids), ids) for one, ids in pairs]
+
+    def _checked(self, response: Trajectory) -> Trajectory:
+        """Return a response with the text that clients see. Raises: Refused when it has failed."""
+        if response.stop_reason is StopReason.FAILED:
+            raise Refused(f"the sampler failed: {response.failure}", 502)
+        return replace(response, text=self._writer.text_of(response.token_ids))
+
+    def _told(self, asking: Asking, responses: Sequence[Trajectory]) -> dict[str, Any]:
+        """Return the body of an answer, which is recorded and remembered."""
+        asked = asking.asked
         if not asked.max_tokens:  # one token was sampled, which no one asked for
             responses = [_without_tokens(each) for each in responses]
-        responses = [replace(each, text=self._writer.text_of(each.token_ids)) for each in responses]
-        created = time.time()
-        for response in responses:
-            if response.stop_reason is StopReason.FAILED:
-                raise Refused(f"the sampler failed: {response.failure}", 502)
-        echoed = (
-            [
-                EchoedPrompt(one if isinstance(one, str) else self._writer.text_of(ids), ids)
-                for one, ids in zip(asked.prompts, prompts, strict=True)
-            ]
-            if asked.echo
-            else []
-        )
+        responses = [self._checked(each) for each in responses]
         whole = answer(
-            name,
+            asking.name,
             self._plan.model,
-            int(created),
+            int(asking.created),
             asked,
-            sum(map(len, prompts)),
+            sum(map(len, asking.prompts)),
             responses,
             self._plan.tool_call_form,
             self._text_of,
-            echoed,
+            self._echoed(asking),
         )
         for index, response in enumerate(responses if self._record else ()):
             assert self._record is not None
             self._record.write(
-                session,
+                asking.session,
                 response.sample_id,
                 asked.messages,
                 asked.tools,
-                prompts[index // asked.answers],
+                asking.prompts[index // asked.answers],
                 response,
-                continues=continues,
-                created=created,
+                continues=asking.continues,
+                created=asking.created,
                 sampling=asked.sampling or self._plan.sampling,
             )
-        whole_text = (
-            shown_text(asked, responses[0]) == responses[0].text
-        )  # else the client has other text than was sampled
-        if session and asked.messages is not None and len(responses) == 1 and whole_text:
-            told = whole["choices"][0]["message"]
-            self._sessions.remember(session, SessionTurn(asked.messages, asked.tools, prompts[0], responses[0], told))
-        answered = as_response(whole) if as_items else whole
-        if not asked.stream:
-            return JSONResponse(answered)
-        events = as_response_events(answered) if as_items else as_events(whole)
-        return StreamingResponse(iter(events), media_type="text/event-stream")
+        if asking.session and asked.messages is not None and len(responses) == 1:
+            [response] = responses
+            if shown_text(asked, response) == response.text:  # else the client has other text than was sampled
+                told = whole["choices"][0]["message"]
+                turn = SessionTurn(asked.messages, asked.tools, asking.prompts[0], response, told)
+                self._sessions.remember(asking.session, turn)
+        return whole
 
     def _text_of(self, token: int) -> str:
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
@@ -243,44 +323,6 @@ class Endpoint:
             raise Refused(f"prompt holds a token id outside 0 to {size - 1}")
         return prompt
 
-    async def _responses(
-        self, http: HttpRequest, name: str, session: str, prompts: Sequence[tuple[int, ...]], asked: EndpointRequest
-    ) -> list[Trajectory]:
-        """Sample the responses. Raises: Closed; Refused when the client has disconnected."""
-        names = [f"{name}-{place}" for place in range(asked.answers * len(prompts))]
-        conversation = session if len(names) == 1 else ""
-        waiting = [
-            asyncio.wrap_future(
-                self._driver.submit(
-                    Request(
-                        sample_id=each,
-                        token_ids=prompts[place // asked.answers],
-                        max_response_tokens=max(asked.max_tokens, 1),
-                        conversation=conversation,
-                        seed=asked.seed,
-                        sampling=asked.sampling,
-                        top_logprobs=asked.top_logprobs,
-                        prompt_logprobs=asked.echo and asked.with_logprobs,
-                        draws_as="" if asked.seed is None else f"answer {place}",
-                    )
-                )
-            )
-            for place, each in enumerate(names)
-        ]
-        while True:
-            _, pending = await asyncio.wait(waiting, timeout=_LOOK_S)
-            if not pending:
-                break
-            if await http.is_disconnected():
-                for each, future in zip(names, waiting, strict=True):
-                    if future in pending:
-                        self._driver.give_up(each)
-                raise Refused("the client has left", 499)
-        try:
-            return [future.result() for future in waiting]
-        except ValueError as error:  # the prompt is too long for the sampler
-            raise Refused(str(error)) from None
-
 
 def _without_tokens(response: Trajectory) -> Trajectory:
     """Return a response as one of no tokens; a failed one as it is."""
@@ -298,6 +340,13 @@ async def _body(http: HttpRequest, largest: int) -> Any:
     if half := json_text.half_character(body):
         raise Refused(f"{half[0] or 'the body'} holds half a character, {half[1]!r}")
     return body
+
+
+def _streamed(events: Iterable[str] | AsyncIterable[str]) -> Response:
+    """Send events as they come, through proxies that would otherwise collect them."""
+    given = events if isinstance(events, AsyncIterable) else iter(events)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(given, media_type="text/event-stream", headers=headers)
 
 
 def _error(message: str, status: int) -> Response:

@@ -14,9 +14,18 @@ from posttrain.backends.endpoint.own_sampling import (
     stops_of,
     value_problems,
 )
-from posttrain.data.chat_api import Refused, assistant_message, is_count, messages_of, tool_problems, word_problems
+from posttrain.data.chat_api import (
+    Refused,
+    assistant_message,
+    is_count,
+    messages_of,
+    tool_problems,
+    tools_of,
+    wants_usage,
+    word_problems,
+)
 from posttrain.data.tool_forms import DEFAULT
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 
 _MOST_ANSWERS = 64
 _MOST_PROMPTS = 256
@@ -42,6 +51,7 @@ class EndpointRequest:
     echo: bool = False  # an answer begins with its prompt
     max_tokens: int
     stream: bool = False
+    with_usage: bool = False  # at the end of a stream
     with_logprobs: bool = False
     seed: int | None = None  # of the draws; None: the endpoint's own
     sampling: SamplingParams | None = None  # None: the endpoint's
@@ -112,10 +122,11 @@ def read(
         messages=messages,
         prompts=prompts,
         echo=bool(echo),
-        tools=body.get("tools") or (),
+        tools=tools_of(body),
         answers=answers,
         max_tokens=max_tokens,
         stream=bool(body.get("stream")),
+        with_usage=wants_usage(body),
         with_logprobs=logprobs is not None and logprobs is not False,
         seed=seed,
         sampling=own_sampling(body, sampling) if own else None,
@@ -174,7 +185,7 @@ def answer(
         "created": created,
         "model": model,
         "choices": [
-            _choice(index, asked, response, form, text_of, prompts[index // asked.answers] if asked.echo else None)
+            choice_of(index, asked, response, form, text_of, prompts[index // asked.answers] if asked.echo else None)
             for index, response in enumerate(responses)
         ],
         "usage": {
@@ -191,45 +202,53 @@ def shown_text(asked: EndpointRequest, response: Trajectory) -> str:
     return before_stop(response.text, asked.stop) if ended_by_stop else response.text
 
 
-def _choice(
+def choice_of(
     index: int,
     asked: EndpointRequest,
     response: Trajectory,
     form: str,
     text_of: Callable[[int], str],
-    echoed: EchoedPrompt | None,
+    echoed: EchoedPrompt | None = None,
 ) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": index, "finish_reason": _FINISHED[response.stop_reason], "logprobs": None}
+    """Build one of the choices of an answer."""
+    choice: dict[str, Any] = {"index": index, "finish_reason": _FINISHED[response.stop_reason]}
+    choice["logprobs"] = logprobs_of(asked, response, text_of)
     text = shown_text(asked, response)
     if asked.messages is None:
         choice["text"] = text if echoed is None else echoed.text + text
-        if asked.with_logprobs:
-            choice["logprobs"] = {
-                "token_ids": list(response.token_ids),
-                "tokens": [text_of(token) for token in response.token_ids],
-                "token_logprobs": list(response.logprobs),
-            }
-            if asked.top_logprobs:
-                choice["logprobs"]["top_logprobs"] = [
-                    _by_text((*place, sampled), text_of)
-                    for place, sampled in zip(response.top_logprobs, _sampled(response), strict=True)
-                ]
-            if echoed is not None:
-                _echo(choice["logprobs"], echoed, response, text_of)
+        if asked.with_logprobs and echoed is not None:
+            _echo(choice["logprobs"], echoed, response, text_of)
         return choice
     message = assistant_message(text, response.sample_id, tools=asked.tools, form=form)
     if "tool_calls" in message:
         choice["finish_reason"] = "tool_calls"
     choice["message"] = message
-    if asked.with_logprobs:
-        places = response.top_logprobs or ((),) * len(response.token_ids)
-        choice["logprobs"] = {
+    return choice
+
+
+def logprobs_of(
+    asked: EndpointRequest, sampled: Trajectory | Unfinished, text_of: Callable[[int], str], first: int = 0
+) -> dict[str, Any] | None:
+    """Return the log-probs of a response's tokens from ``first`` on, as the request asks for them; None where it does not."""
+    if not asked.with_logprobs:
+        return None
+    pairs = list(zip(sampled.token_ids, sampled.logprobs, strict=True))[first:]
+    tops = sampled.top_logprobs[first:]
+    if asked.messages is not None:
+        return {
             "content": [
-                {**_token(text_of, *sampled), "top_logprobs": [_token(text_of, *one) for one in place]}
-                for sampled, place in zip(_sampled(response), places, strict=True)
+                {**_token(text_of, *pair), "top_logprobs": [_token(text_of, *one) for one in place]}
+                for pair, place in zip(pairs, tops or ((),) * len(pairs), strict=True)
             ]
         }
-    return choice
+    found: dict[str, Any] = {
+        "token_ids": [token for token, _ in pairs],
+        "tokens": [text_of(token) for token, _ in pairs],
+        "token_logprobs": [logprob for _, logprob in pairs],
+    }
+    if asked.top_logprobs:
+        found["top_logprobs"] = [_by_text((*place, pair), text_of) for place, pair in zip(tops, pairs, strict=True)]
+    return found
 
 
 def _echo(logprobs: dict[str, Any], echoed: EchoedPrompt, response: Trajectory, text_of: Callable[[int], str]) -> None:
@@ -241,11 +260,6 @@ def _echo(logprobs: dict[str, Any], echoed: EchoedPrompt, response: Trajectory, 
     if "top_logprobs" in logprobs:
         scored = zip(response.prompt_top_logprobs, zip(ids[1:], found, strict=True), strict=True)
         logprobs["top_logprobs"][:0] = [None, *(_by_text((*place, one), text_of) for place, one in scored)]
-
-
-def _sampled(response: Trajectory) -> list[tuple[int, float]]:
-    """Return the tokens of a response with their log-probs."""
-    return list(zip(response.token_ids, response.logprobs, strict=True))
 
 
 def _by_text(place: Sequence[tuple[int, float]], text_of: Callable[[int], str]) -> dict[str, float]:

@@ -54,9 +54,10 @@ class StreamInTurn:
     def submit(self, requests: Sequence[Request]) -> None:
         self._stream.submit(requests)
 
-    def wait(self, timeout_s: float) -> list[Trajectory]:
+    def wait(self, timeout_s: float, passes: int | None = None) -> list[Trajectory]:
+        limit = {} if passes is None else {"passes": passes}  # which only streams that can be resumed know
         with self._turns:
-            return self._stream.wait(timeout_s)
+            return self._stream.wait(timeout_s, **limit)
 
     def cancel(self, sample_ids: Collection[str]) -> None:
         self._stream.cancel(sample_ids)

@@ -53,10 +53,15 @@ def marks_of(form: str) -> tuple[str, ...]:
     return marks
 
 
+def openings_of(form: str) -> tuple[str, ...]:
+    """Return the texts with which a call begins."""
+    opening: tuple[str, ...] = TOOL_FORMS.facts(form).opening
+    return opening
+
+
 def text_before_calls(form: str, reply: str) -> str:
     """Return the part of a reply before its first call."""
-    opening = TOOL_FORMS.facts(form).opening
-    places = [place for mark in opening if (place := reply.find(mark)) >= 0]
+    places = [place for mark in openings_of(form) if (place := reply.find(mark)) >= 0]
     return reply[: min(places)] if places else reply
 
 

@@ -22,14 +22,16 @@ from typing import Any
 
 from posttrain.data.chat_api import (
     Refused,
-    as_events,
     check_model,
     error_body,
     is_count,
     messages_of,
     tool_problems,
+    tools_of,
+    wants_usage,
     word_problems,
 )
+from posttrain.data.stream_events import events_of, in_one_piece
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.interfaces.env import Message, Tool
 from posttrain.libraries import json_text
@@ -60,6 +62,7 @@ class TurnRequest:
     tools: Sequence[Tool]
     max_tokens: int | None
     stream: bool
+    with_usage: bool = False  # at the end of a stream
     gone: Callable[[], bool] = lambda: False
     _reply: queue.SimpleQueue[TurnAnswer] = field(default_factory=queue.SimpleQueue)
 
@@ -189,7 +192,11 @@ def read(body: Any, *, any_sampling: bool, gives_logprobs: bool = False) -> Turn
         raise Refused("; ".join(problems))
     check_model(body, MODEL)
     return TurnRequest(
-        messages=messages, tools=body.get("tools") or (), max_tokens=wanted, stream=bool(body.get("stream"))
+        messages=messages,
+        tools=tools_of(body),
+        max_tokens=wanted,
+        stream=bool(body.get("stream")),
+        with_usage=wants_usage(body),
     )
 
 
@@ -256,7 +263,10 @@ class AgentHandler(BaseHTTPRequestHandler):
             raise Refused(answer.why, answer.status)
         choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
         whole = completion(choice, answer)
-        return as_events(whole) if request.stream else whole
+        if not request.stream:
+            return whole
+        head = {name: whole[name] for name in ("id", "created", "model")}
+        return list(in_one_piece(whole, events_of(head, chat=True, as_items=False, with_usage=request.with_usage)))
 
     def _client_has_gone(self) -> bool:
         """A client that waits for an answer sends nothing: its connection is readable once it is closed."""

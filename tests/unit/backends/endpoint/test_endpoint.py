@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ from posttrain.backends.endpoint.record import Record
 from posttrain.config.model import ModelConfig
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.models.loading import load_tokenizer
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 
 SAMPLING = SamplingParams(max_response_tokens=8)
 TOKEN = "secret"
@@ -409,3 +409,143 @@ def test_several_prompts_of_a_completion_are_echoed_in_order(tiny_llama: Path) -
     assert [choice["text"] for choice in whole["choices"]] == ["onea", "oneb", "twoc", "twod"]
     assert [request.token_ids for request in place.engine.asked] == [ids[0], ids[0], ids[1], ids[1]]
     assert whole["usage"]["prompt_tokens"] == len(ids[0]) + len(ids[1])
+
+
+class PlayedByToken(Played):
+    """Reports a token of every request per call of ``wait``; a request ends with its last one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.hold.clear()
+        self.begun: dict[str, tuple[list[int], int]] = {}  # tokens of the reply, and how many of them there are so far
+
+    def wait(self, timeout_s: float, passes: int | None = None) -> list[Trajectory]:
+        if not self.hold.wait(timeout_s):
+            return []
+        self.hold.clear()
+        ended = []
+        for request in list(self.waiting):
+            if request.sample_id in self.cancelled:
+                continue
+            if request.sample_id not in self.begun:
+                self.begun[request.sample_id] = ([*self.say(self.replies.pop(0)), self.end], 0)
+            ids, count = self.begun[request.sample_id]
+            self.begun[request.sample_id] = (ids, count + 1)
+            if count + 1 == len(ids):
+                self.waiting.remove(request)
+                ended.append(trajectory(request.sample_id, ids, ""))
+        return ended
+
+    def progress(self, since: dict[str, int]) -> list[Unfinished]:
+        found = []
+        for name, first in since.items():
+            ids, count = self.begun.get(name, ([], 0))
+            if first < count:
+                logprobs = (-0.5,) * (count - first)
+                found.append(Unfinished(sample_id=name, token_ids=tuple(ids[first:count]), logprobs=logprobs, spans=()))
+        return found
+
+
+def trajectory(name: str, ids: Sequence[int], text: str) -> Trajectory:
+    return Trajectory(
+        sample_id=name,
+        token_ids=tuple(ids),
+        logprobs=(-0.5,) * len(ids),
+        text=text,
+        stop_reason=StopReason.EOS,
+        policy_version=4,
+    )
+
+
+class Live(Place):
+    """An endpoint whose sampler makes a token when it is told to, on a socket: the other transport sends no parts."""
+
+    def __init__(self, model: Path, replies: Sequence[str], record: Path | None = None):
+        super().__init__(model, replies, record)
+        self.engine = PlayedByToken(self._tokens, self.tokenizer.eos_token_id, replies)
+        self.driver = Driver(self.engine, SAMPLING)  # type: ignore[arg-type]
+        self.endpoint = Endpoint(
+            replace(self.endpoint.plan, streams=True), self.driver, self.tokenizer, {}, self.record
+        )
+
+    @contextmanager
+    def asked(self, path: str, body: dict[str, Any], **headers: str) -> Iterator[httpx2.Response]:
+        with (
+            httpx2.Client(timeout=20) as client,
+            client.stream(
+                "POST", self.url + path, json=body, headers={"Authorization": f"Bearer {TOKEN}"} | headers
+            ) as found,
+        ):
+            yield found
+
+
+@contextmanager
+def live(model: Path, replies: Sequence[str], record: Path | None = None) -> Iterator[Live]:
+    place, stopping = Live(model, replies, record), threading.Event()
+    with closing(server.listen("127.0.0.1", 0)) as listener:
+        place.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=server.serve, args=(place.endpoint.app(), place.driver, listener, stopping))
+        thread.start()
+        try:
+            yield place
+        finally:
+            stopping.set()
+            place.engine.hold.set()
+            thread.join()
+
+
+def data_of(lines: Iterator[str]) -> Iterator[Any]:
+    """Parse the data of server-sent events as they come."""
+    for line in lines:
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_the_first_piece_comes_before_the_second_token_is_sampled(tiny_llama: Path, tmp_path: Path) -> None:
+    body = {"messages": [user("a")], "max_tokens": 6, "stream": True, "logprobs": True}
+    with live(tiny_llama, ["one two"], tmp_path / "r.jsonl") as place:
+        ids = [*place._tokens("one two"), place.engine.end]
+        place.engine.hold.set()
+        with place.asked("/v1/chat/completions", body, **{"X-Session-Id": "s"}) as answer:
+            events = data_of(answer.iter_lines())
+            pieces = [next(events)]
+            assert [count for _, count in place.engine.begun.values()] == [1]  # token, when its piece is here
+            while not pieces[-1]["choices"][0]["finish_reason"]:
+                place.engine.hold.set()
+                pieces.append(next(events))
+        deltas = [piece["choices"][0]["delta"] for piece in pieces]
+        assert deltas[0]["role"] == "assistant" and not any("role" in delta for delta in deltas[1:])
+        assert "".join(delta.get("content", "") for delta in deltas) == "one two" and len(deltas) > 2
+        logprobs = [one for piece in pieces for one in (piece["choices"][0]["logprobs"] or {"content": ()})["content"]]
+        assert [one["token_id"] for one in logprobs] == ids  # each token once
+    [line] = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert line["token_ids"] == ids and line["session"] == "s"
+
+
+def test_a_stream_that_its_client_leaves_is_given_up(tiny_llama: Path) -> None:
+    body = {"prompt": ["a", "b"], "max_tokens": 6, "stream": True}
+    with live(tiny_llama, ["one two", "three four"]) as place:
+        place.engine.hold.set()
+        with place.asked("/v1/completions", body) as answer:
+            assert next(data_of(answer.iter_lines()))["choices"][0]["text"]
+        until = time.monotonic() + 10
+        while len(place.engine.cancelled) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert sorted(place.engine.cancelled) == ["request-0-0", "request-0-1"]
+
+
+def test_the_responses_api_in_pieces(tiny_llama: Path) -> None:
+    with live(tiny_llama, ["one two"]) as place, ExitStack() as stack:
+        place.engine.hold.set()
+        body = {"input": "Hi", "max_output_tokens": 6, "stream": True}
+        events = data_of(stack.enter_context(place.asked("/v1/responses", body)).iter_lines())
+        found = [next(events)]
+        while found[-1]["type"] != "response.completed":
+            place.engine.hold.set()
+            found.append(next(events))
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    kinds = [event["type"].removeprefix("response.") for event in found]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    deltas = [event["delta"] for event in found if event["type"].endswith("text.delta")]
+    assert "".join(deltas) == "one two" == found[-1]["response"]["output"][0]["content"][0]["text"] and len(deltas) > 1

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from posttrain.backends.endpoint.request import EchoedPrompt, EndpointRequest, answer, read
-from posttrain.data.chat_api import Refused, as_events
+from posttrain.data.chat_api import Refused
+from posttrain.data.stream_events import events_of, in_one_piece
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 SAMPLING = SamplingParams(max_response_tokens=16, temperature=0.5, stop=("END",))
@@ -77,7 +78,7 @@ def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
         (HELLO | {"seed": 5}, "seed=5 is not supported"),
         (HELLO | {"presence_penalty": 0.1}, "presence_penalty=0.1 is not supported"),
         (HELLO | {"temprature": 0.5}, "temprature is not known"),
-        (HELLO | {"tools": {}, "tool_choice": "required"}, "tool_choice must be auto"),
+        (HELLO | {"tools": {}, "tool_choice": "required"}, "tool_choice is .*; use auto"),
         (HELLO | {"tools": ["x"]}, "tools must be a list of functions"),
     ],
 )
@@ -119,7 +120,12 @@ def test_a_chat_answer_with_a_tool_call() -> None:
 
 def test_the_same_as_events() -> None:
     asked = read(HELLO | {"n": 2}, SAMPLING, chat=True, any_sampling=False)
-    events = as_events(answer("r-0", "m", 9, asked, 4, [response("a"), response("b")]))
+    whole = answer("r-0", "m", 9, asked, 4, [response("a"), response("b")])
+    head = {name: whole[name] for name in ("id", "created", "model")}
+    assert not any(
+        "usage" in event for event in in_one_piece(whole, events_of(head, chat=True, as_items=False, with_usage=False))
+    )
+    events = list(in_one_piece(whole, events_of(head, chat=True, as_items=False, with_usage=True)))
     assert events[-1] == "data: [DONE]\n\n"
     parsed = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     assert [event["choices"][0]["delta"]["content"] for event in parsed[:2]] == ["a", "b"]

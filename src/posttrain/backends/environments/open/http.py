@@ -12,8 +12,9 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 from posttrain.backends.environments.open.host import OpenConversation, OpenHost, described
-from posttrain.data.chat_api import Refused, as_events
-from posttrain.data.responses_api import as_chat, as_response, as_response_events
+from posttrain.data.chat_api import Refused
+from posttrain.data.responses_api import as_chat, as_response
+from posttrain.data.stream_events import events_of, in_one_piece
 from posttrain.envs.agent.listener import AgentHandler, TurnAnswer, completion, models, read
 from posttrain.libraries.http_host import names_this_machine
 from posttrain.records.trajectories import Trajectory
@@ -94,18 +95,13 @@ class _Handler(AgentHandler):
         super().end_headers()
 
     def _chat(self) -> Any:
-        body = self._body()
-        whole, stream = self._completed(body)
-        return as_events(whole) if stream else whole
+        return self._completed(self._body(), as_items=False)
 
     def _responses(self) -> Any:
-        body = self._body()
-        whole, _ = self._completed(as_chat(body))
-        answer = as_response(whole)
-        return as_response_events(answer) if body.get("stream") else answer
+        return self._completed(as_chat(self._body()), as_items=True)
 
-    def _completed(self, body: Any) -> tuple[dict[str, Any], bool]:
-        """Have a turn sampled. Returns: the chat completion, and True when it is to be streamed."""
+    def _completed(self, body: Any, *, as_items: bool) -> Any:
+        """Have a turn sampled, and return the answer; ``as_items``, as the responses API has it."""
         request = replace(
             read(body, any_sampling=self._open.any_sampling, gives_logprobs=True), gone=self._client_has_gone
         )
@@ -117,10 +113,11 @@ class _Handler(AgentHandler):
         answer = request.wait(lambda: talk.turns.gone(request))
         if answer.message is None:
             raise Refused(answer.why, answer.status)
-        return {
-            **self._whole(answer, with_logprobs=bool(body.get("logprobs"))),
-            "conversation": talk.name,
-        }, request.stream
+        whole = {**self._whole(answer, with_logprobs=bool(body.get("logprobs"))), "conversation": talk.name}
+        if not request.stream:
+            return as_response(whole) if as_items else whole
+        head = {name: each for name, each in whole.items() if name not in ("object", "choices", "usage")}
+        return list(in_one_piece(whole, events_of(head, chat=True, as_items=as_items, with_usage=request.with_usage)))
 
     def _whole(self, answer: TurnAnswer, *, with_logprobs: bool) -> dict[str, Any]:
         logprobs = None

@@ -95,6 +95,7 @@ class Response:
             token_ids=tuple(self.token_ids[first:]),
             logprobs=tuple(self.logprobs[first:]),
             spans=tuple(span for span in self.spans if span.first_token < count),
+            top_logprobs=tuple(self.top[first:]),
         )
 
 
