@@ -89,6 +89,8 @@ class RolloutEngineFacts:
     """Reports the likeliest tokens at every place of a response where a request asks for them."""
     prompt_logprobs_of_requests: bool = False
     """Reports the log-probs of a prompt's tokens where a request asks for them."""
+    grammars_of_requests: bool = False
+    """Keeps a response within the grammar of its request."""
     most_temperature: float | None = None
     """Highest temperature that it takes; None: any."""
 

@@ -51,6 +51,7 @@ EXTRAS = {
     "httpx2": "http",
     "langdetect": "ifeval",
     "liger_kernel": "liger",
+    "llguidance": "grammar",
     "math_verify": "math",
     "google.protobuf": "tinker",
     "peft": "lora",

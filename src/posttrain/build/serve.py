@@ -101,6 +101,7 @@ def _plan(config: ServeConfig, name: str, key: str, tokenizer: PreTrainedTokeniz
         echoes=facts.prompt_logprobs_of_requests,
         samplings=facts.samplings_of_requests,
         streams=facts.resumes_responses,
+        grammars=facts.grammars_of_requests,
         tool_call_form=chosen_form(config.data.tool_call_form, getattr(tokenizer, "chat_template", None)),
         session_header=config.endpoint.session_header,
         max_sessions=config.endpoint.max_sessions,

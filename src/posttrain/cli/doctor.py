@@ -17,6 +17,7 @@ PURPOSES = {
     "gymnasium": "environments of gymnasium",
     "httpx2": "servers: rewards http and llm_judge, rollout.engine http, vllm, sglang",
     "langdetect": "the reward ifeval",
+    "llguidance": "response_format of serve",
     "liger_kernel": "model.liger",
     "math_verify": "the reward math_verify",
     "mcp": "tools of MCP servers",

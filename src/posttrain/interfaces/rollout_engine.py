@@ -29,6 +29,7 @@ class Request:
     sampling: SamplingParams | None = None  # its distribution and stops, for engines that take them; None: the stream's
     top_logprobs: int = 0  # likeliest tokens to report at every place of the response, by engines that can
     prompt_logprobs: bool = False  # report the log-probs of its prompt's tokens, and its likeliest ones, too
+    grammar: str = ""  # that its text is kept within, by engines that can (libraries.grammars); "": none
     begun: Unfinished | None = None  # tokens sampled before, which the response continues
     pauses: bool = False  # at max_response_tokens it is to be continued: its cache is kept for ``take_cache``
 
@@ -50,9 +51,10 @@ def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> N
             raise ValueError(f"{request.sample_id} is already in progress")
         if not request.token_ids or request.max_response_tokens < 1:
             raise ValueError(f"{request.sample_id}: the prompt and the response need at least one token each")
-        if request.begun is not None and (request.top_logprobs or request.prompt_logprobs):
+        if request.begun is not None and (request.top_logprobs or request.prompt_logprobs or request.grammar):
             raise ValueError(
-                f"{request.sample_id}: a continued response reports no log-probs of its prompt and no likeliest tokens"
+                f"{request.sample_id}: a continued response reports no log-probs of its prompt and no likeliest tokens, and "
+                "follows no grammar"
             )
         names.add(request.sample_id)
 

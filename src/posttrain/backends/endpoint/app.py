@@ -61,6 +61,7 @@ class EndpointPlan:
     samplings: bool = False  # and from its distribution
     tops: bool = False  # and reports the likeliest tokens
     echoes: bool = False  # and the log-probs of its prompt
+    grammars: bool = False  # and keeps a response within a grammar
     streams: bool = False  # and the tokens of a response while it is sampled
     session_header: str
     max_sessions: int
@@ -141,6 +142,7 @@ class Endpoint:
                 samplings=plan.samplings,
                 tops=plan.tops,
                 echoes=plan.echoes,
+                grammars=plan.grammars,
             )
             check_model(body, self._plan.model)
             return await self._sampled(http, asked, as_items=as_items)
@@ -213,7 +215,7 @@ class Endpoint:
         return events_of(head, chat=asked.messages is not None, as_items=as_items, with_usage=asked.with_usage)
 
     async def _live(self, asking: Asking, sampling: Sampling, events: AnswerEvents) -> AsyncIterator[str]:
-        """Yield the events of an answer while it is sampled. One that fails, or that nobody waits for, is given up."""
+        """Yield the events of an answer while it is sampled. One that fails, or whose client leaves, is given up."""
         form, asked = self._plan.tool_call_form, asking.asked
         pieces = [self._pieces(asking) for _ in sampling.names]
         try:

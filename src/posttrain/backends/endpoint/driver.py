@@ -17,7 +17,7 @@ OnProgress = Callable[[Unfinished], None]  # called in the driver's thread, with
 
 _SAMPLE_S = 0.02  # sampling time between two checks for new requests
 _IDLE_S = 0.2  # waiting time for a request when none is in progress
-_ALL_SEEN = 1 << 62  # tokens, of requests whose progress nobody watches
+_ALL_SEEN = 1 << 62  # tokens, of requests whose progress is not reported
 
 
 class Closed(Exception):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.backends.endpoint.answer_format import grammar_of
 from posttrain.backends.endpoint.own_sampling import (
     before_stop,
     difference_problems,
@@ -56,6 +57,7 @@ class EndpointRequest:
     seed: int | None = None  # of the draws; None: the endpoint's own
     sampling: SamplingParams | None = None  # None: the endpoint's
     top_logprobs: int = 0  # likeliest tokens at every place
+    grammar: str = ""  # that answers are kept within
     stop: tuple[str, ...] = ()  # stop texts of its own, which are no part of the answer
 
 
@@ -69,12 +71,13 @@ def read(
     samplings: bool = False,
     tops: bool = False,
     echoes: bool = False,
+    grammars: bool = False,
 ) -> EndpointRequest:
     """Parse a request.
 
     Args: any_sampling, what it says of sampling is ignored; seeds, the sampler draws by the seed of a request; samplings, from
         its distribution, to its stop texts; tops, it reports the likeliest tokens; echoes, it
-        reports the log-probs of a prompt's tokens.
+        reports the log-probs of a prompt's tokens; grammars, it keeps a response within a grammar.
     Raises: Refused with all problems.
     """
     if not isinstance(body, dict):
@@ -84,7 +87,7 @@ def read(
     if not (samplings or any_sampling or problems):
         problems += difference_problems(body, sampling)
     seed = body.get("seed") if seeds else None
-    read_here = {"top_k", *(("seed",) if seeds else ()), *(() if chat else ("echo",))}
+    read_here = {"top_k", "response_format", *(("seed",) if seeds else ()), *(() if chat else ("echo",))}
     problems += word_problems({name: value for name, value in body.items() if name not in read_here})
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) >= 2**63):
         problems.append(f"seed is {json.dumps(seed)[:60]}; use a whole number of 64 bits")
@@ -105,6 +108,8 @@ def read(
     if not is_count(answers, _MOST_ANSWERS):
         problems.append(f"n is {json.dumps(answers)}; use 1 to {_MOST_ANSWERS}")
     problems += tool_problems(body)
+    grammar, problem = grammar_of(body, grammars=grammars)
+    problems += [problem] if problem else []
     problems += _top_problems(body, chat=chat, tops=tops)
     messages: list[dict[str, Any]] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
@@ -131,6 +136,7 @@ def read(
         seed=seed,
         sampling=own_sampling(body, sampling) if own else None,
         top_logprobs=int(body.get("top_logprobs" if chat else "logprobs") or 0) if tops else 0,
+        grammar=grammar,
         stop=stops_of(body) if own else (),
     )
 

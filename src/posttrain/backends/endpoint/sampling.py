@@ -39,6 +39,7 @@ class Asking:
                 sampling=asked.sampling,
                 top_logprobs=asked.top_logprobs,
                 prompt_logprobs=asked.echo and asked.with_logprobs,
+                grammar=asked.grammar,
                 draws_as="" if asked.seed is None else f"answer {place}",
             )
             for place in range(count)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.backends.rollout.native.stream import NativeStream
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request
+from posttrain.libraries.grammars import Grammars
 from posttrain.models.loading import end_token_ids
 from posttrain.models.routing import routers_of
 from posttrain.records.prompts import Prompt
@@ -29,6 +30,7 @@ from posttrain.registry import ROLLOUT_ENGINES
     samplings_of_requests=True,
     reports_top_logprobs=True,
     prompt_logprobs_of_requests=True,
+    grammars_of_requests=True,
 )
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""
@@ -51,6 +53,14 @@ class NativeEngine:
         self.token_pass = TokenPass(model)
         self._version = 0
         self._stream: NativeStream | None = None
+        self._grammars: Grammars | None = None
+
+    def grammars(self) -> Grammars:
+        """Return the grammars over the tokenizer's tokens. Raises: ValueError where there can be none."""
+        if self._grammars is None:
+            vocabulary = self.model.get_output_embeddings().weight.shape[0]
+            self._grammars = Grammars(self.tokenizer, vocabulary, self.end_tokens)
+        return self._grammars
 
     @property
     def version(self) -> int:
@@ -124,6 +134,7 @@ class NativeEngine:
             on_tokens=on_tokens,
             on_close=self._closed,
             routers=self.routers,
+            grammars=self.grammars,
         )
         return self._stream
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.backends.rollout.native.cache import Past
 from posttrain.backends.rollout.native.sampling import draw_rows, likeliest
 from posttrain.interfaces.rollout_engine import Request
+from posttrain.libraries.grammars import GrammarPlace
 from posttrain.records.images import PromptImages
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
 
@@ -61,6 +62,7 @@ class Response:
     spans: list[VersionSpan] = field(default_factory=list)
     begun: int = 0  # leading tokens that were sampled before, and are in its prompt's slot
     stop_reason: StopReason | None = None
+    grammar: GrammarPlace | None = None  # that it is kept within
     experts: list[NDArray[np.int16]] = field(
         default_factory=list
     )  # of the tokens drawn here but the newest, when recorded
@@ -125,6 +127,7 @@ def draw_next_tokens(responses: Sequence[Response], logits: Tensor, sampling: Sa
 
     Args: logits [B, vocabulary]. Returns: as ``draw``.
     """
+    logits = _within_grammars(responses, logits)
     random = torch.tensor([one.random[len(one.token_ids)] for one in responses], device=logits.device)
     samplings = [one.request.sampling or sampling for one in responses]
     for row, (response, own) in enumerate(zip(responses, samplings, strict=True)):
@@ -132,6 +135,18 @@ def draw_next_tokens(responses: Sequence[Response], logits: Tensor, sampling: Sa
             here = own if response.token_ids else own.of_first_token()
             response.top.append(likeliest(logits[row], here, count))
     return draw_rows(logits, random, samplings, [not one.token_ids for one in responses])
+
+
+def _within_grammars(responses: Sequence[Response], logits: Tensor) -> Tensor:
+    """Return the logits with those of tokens that a response's grammar does not allow set to -inf."""
+    if not any(one.grammar for one in responses):
+        return logits
+    logits = logits.float()
+    for row, response in enumerate(responses):
+        if response.grammar is not None:
+            allowed = torch.from_numpy(response.grammar.allowed()).to(logits.device)
+            logits[row] = logits[row].masked_fill(~allowed, -torch.inf)
+    return logits
 
 
 def stop_reason(
@@ -143,6 +158,10 @@ def stop_reason(
     """
     sampling = response.request.sampling or sampling
     token = response.token_ids[-1]
+    if response.grammar is not None:
+        response.grammar.take(token)
+        if response.grammar.problem:
+            return StopReason.FAILED
     if token in sampling.stop_token_ids or (token in end_tokens and not sampling.ignore_eos):
         return StopReason.EOS
     if sampling.stop:
@@ -159,6 +178,7 @@ def stop_reason(
 def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase) -> Trajectory:
     """Return an ended response as a trajectory."""
     assert response.stop_reason is not None
+    failed = response.stop_reason is StopReason.FAILED
     return Trajectory(
         sample_id=response.request.sample_id,
         token_ids=tuple(response.token_ids),
@@ -171,6 +191,7 @@ def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase) -> Tra
         prompt_top_logprobs=response.prompt.top,
         top_logprobs=tuple(response.top),
         experts=response.all_experts,
+        failure=f"its grammar cannot be followed: {response.grammar.problem}" if failed and response.grammar else "",
     )
 
 

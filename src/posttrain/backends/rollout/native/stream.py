@@ -37,6 +37,7 @@ from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
+from posttrain.libraries.grammars import Grammars
 from posttrain.models.packed_attention import continued_layout
 from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs, position_shift
@@ -67,6 +68,7 @@ class NativeStream:
         max_prefill_tokens: int,
         on_tokens: OnTokens | None = None,
         on_close: Callable[[], None] = lambda: None,
+        grammars: Callable[[], Grammars],
         routers: Routers | None = None,  # whose choices are recorded
     ):
         self.model = model
@@ -79,9 +81,8 @@ class NativeStream:
         self.prompt_slots = prompt_slots
         self.max_prefill_tokens = max_prefill_tokens
         self.closed = False
-        self.routers = routers
-        self._on_tokens = on_tokens
-        self._on_close = on_close
+        self.routers, self._grammars = routers, grammars
+        self._on_tokens, self._on_close = on_tokens, on_close
         self._prompts: dict[PromptKey, PromptState] = {}  # of the responses that wait or are in progress
         self._waiting: deque[Response] = deque()
         self._active: list[Response] = []  # in the order of their slots
@@ -118,6 +119,8 @@ class NativeStream:
         seed = self.sampling.seed if request.seed is None else request.seed
         random = uniforms(seed, request.draw_name, request.max_response_tokens)
         response = begin_response(request, prompt, random, number=self._submitted, version=self.version)
+        if request.grammar:
+            response.grammar = self._grammars().begin(request.grammar)
         self._submitted += 1
         self._waiting.append(response)
         longest = max(request.max_response_tokens, self._cache.longest_response or 0)
@@ -170,10 +173,7 @@ class NativeStream:
         self._on_close()
 
     def weights_changed(self, version: int) -> None:
-        """Drop everything that was computed with older weights.
-
-        Raises: RuntimeError when responses are in progress.
-        """
+        """Drop everything that was computed with older weights. Raises: RuntimeError when responses are in progress."""
         if self._waiting or self._active:
             count = len(self._waiting) + len(self._active)
             raise RuntimeError(f"the weights change while {count} responses are in progress: close the stream first")

@@ -1,0 +1,100 @@
+"""The sole importer of llguidance: which tokens keep a response within a grammar."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posttrain.errors import MissingDependency
+from posttrain.registry import missing_library
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# White space between the parts of a JSON text. Unbounded, a weak model can write nothing else up to its token limit.
+_SPACE = r"[ \n]{0,24}"
+_ANY_OBJECT = {"type": "object"}
+
+
+class BadGrammar(ValueError):
+    """A schema from which no grammar can be made."""
+
+
+def is_installed() -> bool:
+    return find_spec("llguidance") is not None
+
+
+def json_grammar(schema: Mapping[str, Any] | None) -> str:
+    """Return the grammar of JSON texts that a JSON schema allows; None: of all objects.
+
+    Raises: BadGrammar with the reason; MissingDependency without llguidance.
+    """
+    matcher = _library().LLMatcher
+    text = json.dumps(_ANY_OBJECT if schema is None else schema)
+    try:
+        grammar: str = matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
+    except ValueError as error:
+        raise BadGrammar(str(error)) from None
+    failed, messages = matcher.validate_grammar_with_warnings(grammar)
+    if failed or messages:  # a warning is of a keyword that would have no effect
+        raise BadGrammar("; ".join(messages)[:400])
+    return grammar
+
+
+class Grammars:
+    """Grammars over the tokens of a tokenizer. Making it takes about a second.
+
+    Args: vocabulary, the number of logits; end_tokens, those that end a response where the grammar is complete.
+    Raises: BadGrammar for tokenizers that the library cannot read; MissingDependency without llguidance.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, end_tokens: Collection[int]):
+        from_tokenizer = _library("llguidance.hf").from_tokenizer
+        self.vocabulary = vocabulary
+        try:
+            self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=sorted(end_tokens))
+        except ValueError as error:
+            raise BadGrammar(f"the tokenizer cannot be used with grammars: {error}") from None
+
+    def begin(self, grammar: str) -> GrammarPlace:
+        """Begin a response."""
+        return GrammarPlace(_library().LLMatcher(self._tokenizer, grammar, log_level=0), self.vocabulary)
+
+
+class GrammarPlace:
+    """The place in a grammar that a response has reached."""
+
+    def __init__(self, matcher: Any, vocabulary: int):
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    @property
+    def problem(self) -> str:
+        """The reason why the grammar cannot be followed further, such as a limit on its size; "" without one."""
+        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return the tokens that may come next, [vocabulary]; all of them where there is a problem."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self.problem:
+            return np.ones(self._vocabulary, dtype=np.bool_)
+        return np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(np.bool_)
+
+    def take(self, token: int) -> None:
+        """Take the token that was drawn."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token)
+
+
+@functools.cache
+def _library(module: str = "llguidance") -> Any:
+    if not is_installed():
+        raise MissingDependency(missing_library("llguidance", "response_format"))
+    return importlib.import_module(module)
