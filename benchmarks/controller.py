@@ -4,7 +4,8 @@
 
 Every size is a process of its own on one device: groups of 8, responses of 1 to --tokens tokens (null_engines.py). Seconds are of
 the driver, median of the steps after the first, by phase; sampling is making the tokens and handing complete groups to the
-rewards. Memory is what the peak grows by after the start.
+rewards. CPU seconds are of the driver's process alone: on a machine with other work they say more than seconds. Memory is what
+the peak grows by after the start.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 from step import REWARD
 
 GROUP = 8
-PHASES = ("rollout", "reward", "update", "outside of these", "step")
+PHASES = ("rollout", "reward", "update", "outside of these", "step", "CPU of the driver")
 
 
 def main() -> None:
@@ -97,10 +100,12 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     from posttrain.loops import rl_sync
 
     before: list[int] = []
+    cpu: list[float] = []  # seconds at the start of each step
     first = rl_sync.sample_groups
 
     def begun(*given: Any, **how: Any) -> Any:
         before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        cpu.append(time.process_time())
         return first(*given, **how)
 
     rl_sync.sample_groups = begun
@@ -113,7 +118,11 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     }
     phases = seconds["rollout"] + seconds["reward"] + seconds["update"]
     found = {
-        "seconds": seconds | {"outside of these": seconds["step"] - phases},
+        "seconds": seconds
+        | {
+            "outside of these": seconds["step"] - phases,
+            "CPU of the driver": median(end - start for start, end in pairwise(cpu[1:])),
+        },
         "memory_mib": (peak - before[0]) / 1024,
     }
     (folder / "found.json").write_text(json.dumps(found))

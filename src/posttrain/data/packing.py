@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from posttrain.records.batches import SequenceBatch
-from posttrain.records.images import PlacedImages
+from posttrain.records.images import PlacedImages, PromptImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,30 +122,26 @@ def pack(
 
 def rows_sharing_a_prompt(batch: SequenceBatch) -> Iterator[list[int]]:
     """Yield row numbers, in order, in runs of one group and one prompt. A row without a response is its own run."""
-    rows: list[int] = []
-    has_response = batch.response_lengths > 0
-    for row in range(len(batch)):
-        if rows and not (has_response[row] and has_response[rows[0]] and _same_prompt(batch, rows[0], row)):
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
-
-
-def _same_prompt(batch: SequenceBatch, first: int, second: int) -> bool:
-    width = batch.prompt_width
-    return bool(
-        batch.group_index[first] == batch.group_index[second]
-        and batch.prompt_lengths[first] == batch.prompt_lengths[second]
-        and torch.equal(batch.tokens[first, :width], batch.tokens[second, :width])
-        and _share_images(batch, first, second)
+    if not len(batch):
+        return
+    prompts, has_response = batch.tokens[:, : batch.prompt_width], batch.response_mask.any(dim=1)
+    # [B - 1]: the row shares the prompt of the one before it
+    shares = (
+        (batch.group_index[1:] == batch.group_index[:-1])
+        & (batch.prompt_lengths[1:] == batch.prompt_lengths[:-1])
+        & has_response[1:]
+        & has_response[:-1]
+        & (prompts[1:] == prompts[:-1]).all(dim=1)
     )
+    if batch.images:
+        shares &= torch.tensor([_share_images(*pair) for pair in pairwise(batch.images)], dtype=torch.bool)
+    starts = [0, *((~shares).nonzero().squeeze(1) + 1).tolist(), len(batch)]
+    for start, end in pairwise(starts):
+        yield list(range(start, end))
 
 
-def _share_images(batch: SequenceBatch, first: int, second: int) -> bool:
-    """Return True for rows with the same images, all of them in the prompt."""
-    one, other = (batch.images[row] if batch.images else None for row in (first, second))
+def _share_images(one: PromptImages | None, other: PromptImages | None) -> bool:
+    """Return True for the same images, all of them in the prompt."""
     if one is None or other is None:
         return one is other
     return one.content_hash == other.content_hash and not one.beyond_prompt and not other.beyond_prompt

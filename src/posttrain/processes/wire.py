@@ -13,6 +13,7 @@ from typing import Any
 _TAG = "~"  # {"~": kind, "of": value}
 
 _AS_THEY_ARE = frozenset([str, int, float, bool, type(None)])
+_TEXT = frozenset([str])
 _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda value: base64.b64encode(value).decode()),
     Decimal: ("decimal", str),
@@ -63,7 +64,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return _items(value)
     if isinstance(value, (dict, Mapping)):
-        if _TAG not in value and all(isinstance(key, str) for key in value):
+        if _TAG not in value and (_TEXT.issuperset(map(type, value)) or all(isinstance(key, str) for key in value)):
+            if type(value) is dict and _AS_THEY_ARE.issuperset(map(type, value.values())):
+                return value
             return {key: _plain(item) for key, item in value.items()}
         return {_TAG: "items", "of": [[_plain(key), _plain(item)] for key, item in value.items()]}
     for kind, (name, write) in _KINDS.items():

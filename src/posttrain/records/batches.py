@@ -49,7 +49,8 @@ class SequenceBatch:
     @property
     def response_lengths(self) -> Tensor:
         """[B] int64: tokens up to the last sampled one, observations in between included."""
-        return (self.response_mask * self._positions).amax(dim=1)
+        # int32: [B, T] is large, and int64 takes several times as long
+        return torch.where(self.response_mask, self._positions.int(), 0).amax(dim=1).long()
 
     @property
     def step_index(self) -> Tensor:
@@ -67,8 +68,10 @@ class SequenceBatch:
     @property
     def last_tokens(self) -> Tensor:
         """[B, T] bool: the token is the last one that was sampled in its trajectory."""
-        is_last = self.response_mask & (self._positions == self.response_lengths[:, None])
-        return is_last & self.last_rows[:, None]
+        lengths = self.response_lengths
+        found = torch.zeros_like(self.response_mask)
+        found.scatter_(1, (lengths - 1).clamp(min=0)[:, None], (self.last_rows & (lengths > 0))[:, None])
+        return found
 
     @property
     def turn_begins(self) -> Tensor:
@@ -82,8 +85,8 @@ class SequenceBatch:
         return torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
 
     def rows(self, index: list[int]) -> SequenceBatch:
-        """The batch of these rows, in this order."""
-        return take_rows(self, index)
+        """The batch of these rows, in this order; the same one where these are all rows in their order."""
+        return self if index == list(range(len(self))) else take_rows(self, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,8 +211,8 @@ class TrainBatch:
         return len(self.sequences)
 
     def rows(self, index: list[int]) -> TrainBatch:
-        """The batch of these rows, in this order."""
-        return take_rows(self, index)
+        """The batch of these rows, in this order; the same one where these are all rows in their order."""
+        return self if index == list(range(len(self))) else take_rows(self, index)
 
     def counts(self) -> LossCounts:
         return LossCounts(

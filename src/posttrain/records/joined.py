@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posttrain.records.batches import SequenceBatch
 
@@ -52,8 +53,38 @@ class Joined:
         return apart
 
 
-def joined(batch: SequenceBatch) -> Joined:
+@dataclass(frozen=True, slots=True, eq=False)
+class SingleRows:
+    """The same for a batch in which every trajectory is one row without gaps, as without environments: its rows are joined
+    already, and no place of a token has to be kept."""
+
+    mask: Tensor  # [B, W] bool, the sampled tokens
+    columns: int  # T of the batch
+
+    def join(self, values: Tensor) -> Tensor:
+        """As ``Joined.join``."""
+        if values.ndim == 1:
+            return values.clone()
+        return torch.where(self.mask, values[:, : self.mask.shape[1]], values.new_zeros(()))
+
+    def join_all(self, values: Tensor | Mapping[str, Tensor]) -> Any:
+        """As ``Joined.join_all``."""
+        if isinstance(values, Mapping):
+            return {name: self.join(tensor) for name, tensor in values.items()}
+        return self.join(values)
+
+    def split(self, values: Tensor) -> Tensor:
+        """As ``Joined.split``."""
+        found = torch.where(self.mask, values, values.new_zeros(()))
+        return pad(found, (0, self.columns - self.mask.shape[1]))
+
+
+def joined(batch: SequenceBatch) -> Joined | SingleRows:
     """The places of all sampled tokens (those of ``response_mask``), in the order of rows and columns."""
+    mask = batch.response_mask
+    lengths = mask.sum(dim=1)
+    if len(mask) and bool(batch.last_rows.all()) and torch.equal(batch.response_lengths, lengths):
+        return SingleRows(mask[:, : max(int(lengths.max()), 1)], mask.shape[1])
     rows, columns = batch.response_mask.nonzero(as_tuple=True)
     last = batch.last_rows
     numbers = last.long().cumsum(0) - last.long()  # [B], which trajectory a row belongs to, counted from 0

@@ -161,6 +161,8 @@ class Trajectory:
     @property
     def oldest_version(self) -> int:
         """The oldest weights that any token of any sample was drawn with: staleness is counted from these."""
+        if not self.version_spans and not self.earlier:
+            return self.policy_version
         return min(span.version for sample in self.samples for span in sample.spans)
 
     @property
@@ -176,6 +178,8 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy has sampled, in all samples."""
+        if not self.earlier:
+            return sum(self.response_mask) if self.response_mask else len(self.token_ids)
         return sum(sum(sample.sampled_mask) for sample in self.samples)
 
     @property
@@ -185,6 +189,8 @@ class Trajectory:
     @property
     def turn_texts(self) -> tuple[str, ...]:
         """The policy's actions, turn by turn, in all samples; empty without an environment."""
+        if not self.turns and not self.earlier:
+            return ()
         return tuple(turn.text for sample in self.samples for turn in sample.turns)
 
 

@@ -154,7 +154,8 @@ class ScorerInWorkers:
         return found
 
     def _resolve(self, scorable: Future[bool], prompt: Prompt, reply: Future[Reply]) -> None:
-        failed = any(isinstance(answer, Invalid) for answer in self._answers(reply.result(), prompt).values())
+        answers = _answers(reply.result(), self._counting(prompt))
+        failed = any(isinstance(answer, Invalid) for answer in answers.values())
         failed = failed and not self._overran(reply.result(), prompt)
         if scorable.set_running_or_notify_cancel():
             scorable.set_result(not failed)
@@ -236,25 +237,30 @@ class ScorerInWorkers:
         succeeds the response is at fault and gets 0; when it fails the reference is, or this machine, and the response is
         invalid.
         """
-        prompt, found = group.prompt, []
+        prompt = group.prompt
+        replies = [each.result() for each in asked]
+        counting = self._counting(prompt)
+        overran = [number for number, reply in enumerate(replies) if self._overran(reply, prompt)]
+        texts = self._read(group) if overran else []
         again = {
             number: self._pool.submit(
-                _call(_written(prompt), text, plain_answer=True), seed=_seed(trajectory.sample_id)
+                _call(_written(prompt), texts[number], plain_answer=True),
+                seed=_seed(group.trajectories[number].sample_id),
             )
-            for number, (trajectory, text, reply) in enumerate(
-                zip(group.trajectories, self._read(group), asked, strict=True)
-            )
-            if self._overran(reply.result(), prompt)
+            for number in overran
         }
-        for number, reply in enumerate(asked):
-            answers = self._answers(reply.result(), prompt)
-            if number in again:
-                plain = self._answers(again[number].result(), prompt)
-                if not any(isinstance(answer, Invalid) for answer in plain.values()):
-                    zero = TermValue(0.0, texts=(("overrun", _detail(reply.result())),))
-                    answers = {index: zero if self._terms[index].calculates else plain[index] for index in plain}
-            found.append(answers)
+        found = [_answers(reply, counting) for reply in replies]
+        for number, second in again.items():
+            plain = _answers(second.result(), counting)
+            if not any(isinstance(answer, Invalid) for answer in plain.values()):
+                zero = TermValue(0.0, texts=(("overrun", _detail(replies[number])),))
+                found[number] = {index: zero if self._terms[index].calculates else plain[index] for index in plain}
         return found
+
+    def _counting(self, prompt: Prompt) -> list[int]:
+        """Return the terms that are not batched and count for a prompt, by their index."""
+        source = prompt.data_source
+        return [index for index, term in enumerate(self._terms) if not term.batched and term.counts_for(source)]
 
     def _overran(self, reply: Reply, prompt: Prompt) -> bool:
         """Return True when computer algebra may have exceeded a limit, and that scores 0."""
@@ -265,23 +271,20 @@ class ScorerInWorkers:
             and any(term.calculates and term.counts_for(prompt.data_source) for term in self._terms)
         )
 
-    def _answers(self, reply: Reply, prompt: Prompt) -> dict[int, TermAnswer]:
-        """Return the answers of the terms that are not batched; the failure of a worker is the answer of the first."""
-        counting = [
-            index for index, term in enumerate(self._terms) if not term.batched and term.counts_for(prompt.data_source)
-        ]
-        if isinstance(reply, Answer):
-            try:
-                answers = {int(index): answer_of(values) for index, values in reply.value}
-                missing = set(counting) - set(answers)
-                if not missing or any(isinstance(answer, Invalid) for answer in answers.values()):
-                    return answers
-            except (KeyError, TypeError, ValueError):
-                pass
-            failed = Invalid(CRASHED, "the worker's answer is not one")
-        else:
-            failed = Invalid(reply.reason, reply.detail)
-        return dict.fromkeys(counting, failed)
+
+def _answers(reply: Reply, counting: Sequence[int]) -> dict[int, TermAnswer]:
+    """Return the answers of the terms that count and are not batched; the failure of a worker is the answer of each."""
+    if isinstance(reply, Answer):
+        try:
+            answers = {int(index): answer_of(values) for index, values in reply.value}
+            if all(index in answers for index in counting) or any(isinstance(a, Invalid) for a in answers.values()):
+                return answers
+        except (KeyError, TypeError, ValueError):
+            pass
+        failed = Invalid(CRASHED, "the worker's answer is not one")
+    else:
+        failed = Invalid(reply.reason, reply.detail)
+    return dict.fromkeys(counting, failed)
 
 
 def _written(prompt: Prompt) -> str | dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posttrain.libraries.disk_errors import naming
@@ -15,6 +16,8 @@ from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
 from posttrain.run.sample_images import SampleImages
 from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
+
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 
 
 def write_samples(
@@ -45,14 +48,13 @@ def write_samples(
     last_row = {line: row for row, line in enumerate(line_of)}
     advantages: Sequence[float | None] = [None] * len(places)
     if isinstance(batch, TrainBatch):
-        first = batch.advantages.gather(1, batch.sequences.response_mask.int().argmax(dim=1, keepdim=True)).squeeze(1)
+        starts = batch.sequences.response_mask.to(torch.uint8).argmax(dim=1, keepdim=True)
+        first = batch.advantages.gather(1, starts).squeeze(1)
         in_loss, values = batch.loss_mask.any(dim=1).tolist(), first.tolist()
         advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
     images = SampleImages(path.parent.parent)
-    lines = [
-        json.dumps(_sample(step, group, number, advantage, images), ensure_ascii=False, allow_nan=False, default=str)
-        for (group, number), advantage in zip(places, advantages, strict=True)
-    ]
+    of_row = iter(advantages)
+    lines = (_JSON.encode(sample) for group in groups for sample in _samples(step, group, of_row, images))
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = token_values_path(path)
     tokens.unlink(missing_ok=True)  # of samples that these replace
@@ -61,40 +63,45 @@ def write_samples(
         _write(tokens, token_lines(batch, trainer_logprobs, token_texts, line_of, token_rewards=token_rewards))
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
+def _write(path: Path, lines: Iterable[str]) -> None:
+    """Write the lines one after the other, so that a step's samples are never in memory as text."""
     beside = path.with_suffix(".tmp")
     with naming(path):
         # A lone surrogate (half a character, in someone's error text) has no UTF-8; its escape is valid JSON.
-        beside.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace", buffering=1 << 20) as file:
+            file.writelines(f"{line}\n" for line in lines)
         os.replace(beside, path)
 
 
-def _sample(
-    step: int, group: ScoredGroup, number: int, advantage: float | None, images: SampleImages
-) -> dict[str, object]:
-    prompt, trajectory, outcome = group.group.prompt, group.group.trajectories[number], group.outcomes[number]
-    shown = prompt.images or trajectory.images
-    return {
-        "step": step,
-        "sample_id": trajectory.sample_id,
-        "prompt_id": prompt.prompt_id,
-        "data_source": prompt.data_source,
-        "prompt": trajectory.samples[0].prompt_text or prompt.text,
-        **({"images": images.of(shown)} if shown else {}),
-        "response": trajectory.text,
-        "ground_truth": as_json(prompt.ground_truth),
-        "reward": outcome.value if isinstance(outcome, Reward) else None,
-        "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
-        "reward_texts": dict(outcome.texts) if isinstance(outcome, Reward) else {},
-        "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
-        "advantage": advantage,
-        "stop_reason": str(trajectory.stop_reason),
-        "policy_version": trajectory.policy_version,
-        **({"version_spans": [list(span) for span in trajectory.spans]} if trajectory.version_spans else {}),
-        "prompt_tokens": len(group.group.first_prompt),
-        "response_tokens": trajectory.sampled_tokens,
-        **({"turns": _turns(trajectory), "environment": _environment(trajectory)} if trajectory.turn_texts else {}),
-    }
+def _samples(
+    step: int, group: ScoredGroup, advantages: Iterator[float | None], images: SampleImages
+) -> Iterator[dict[str, object]]:
+    """Yield the samples of a group. Args: advantages has the next one for each of them."""
+    prompt, prompt_tokens = group.group.prompt, len(group.group.first_prompt)
+    ground_truth = as_json(prompt.ground_truth)
+    for trajectory, outcome in group.pairs:
+        shown = prompt.images or trajectory.images
+        yield {
+            "step": step,
+            "sample_id": trajectory.sample_id,
+            "prompt_id": prompt.prompt_id,
+            "data_source": prompt.data_source,
+            "prompt": trajectory.samples[0].prompt_text or prompt.text,
+            **({"images": images.of(shown)} if shown else {}),
+            "response": trajectory.text,
+            "ground_truth": ground_truth,
+            "reward": outcome.value if isinstance(outcome, Reward) else None,
+            "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
+            "reward_texts": dict(outcome.texts) if isinstance(outcome, Reward) else {},
+            "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
+            "advantage": next(advantages),
+            "stop_reason": str(trajectory.stop_reason),
+            "policy_version": trajectory.policy_version,
+            **({"version_spans": [list(span) for span in trajectory.spans]} if trajectory.version_spans else {}),
+            "prompt_tokens": prompt_tokens,
+            "response_tokens": trajectory.sampled_tokens,
+            **({"turns": _turns(trajectory), "environment": _environment(trajectory)} if trajectory.turn_texts else {}),
+        }
 
 
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:

@@ -120,7 +120,7 @@ def off_policy_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None
     if trainer_logprobs is None or not mask[: len(trainer_logprobs)].any():
         return {}
     rows = slice(len(trainer_logprobs))
-    weights = (trainer_logprobs - rollout_logprobs[rows])[mask[rows]].double().clamp(-20.0, 20.0).exp()
+    weights = (trainer_logprobs - rollout_logprobs[rows]).masked_select(mask[rows]).double().clamp(-20.0, 20.0).exp()
     square = weights.square().mean()
     return {
         "async/effective_token_share": (weights.mean().square() / square).item(),
@@ -190,7 +190,7 @@ def environment_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
-    kept = batch.advantages[batch.loss_mask]
+    kept = batch.advantages.masked_select(batch.loss_mask)
     if not len(kept):
         return {}
     return {
@@ -224,7 +224,7 @@ def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask:
     if trainer_logprobs is None:
         return {}
     rows = slice(len(trainer_logprobs))
-    gap = (rollout_logprobs[rows] - trainer_logprobs)[mask[rows]].abs()
+    gap = (rollout_logprobs[rows] - trainer_logprobs).masked_select(mask[rows]).abs()
     if not len(gap):  # every episode has failed before its first token
         return {}
     return {

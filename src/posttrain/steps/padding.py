@@ -24,10 +24,12 @@ def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBat
     read = torch.arange(-prompt_width, 0) >= -prompts[:, None]
     sampled = torch.arange(response_width) < lengths[:, None]
     tokens = torch.zeros(len(rows), prompt_width + response_width, dtype=torch.int64)
-    mask = torch.zeros(len(rows), response_width, dtype=torch.bool)
     logprobs = torch.zeros(len(rows), response_width)
     fill(tokens, torch.cat([read, sampled], dim=1), (ids for row in rows for ids in (row.prompt, row.sample.token_ids)))
-    fill(mask, sampled, (row.sample.sampled_mask for row in rows))
+    mask = sampled
+    if any(row.sample.response_mask for row in rows):
+        mask = torch.zeros_like(sampled)
+        fill(mask, sampled, (row.sample.sampled_mask for row in rows))
     fill(logprobs, sampled, (row.sample.logprobs for row in rows))
     return SequenceBatch(
         tokens=tokens,
@@ -45,5 +47,5 @@ def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBat
 
 def fill(tensor: Tensor, places: Tensor, values: Iterable[Sequence[float]]) -> None:
     """Write the values one after the other into the places, row by row."""
-    kind = tensor.numpy().dtype
-    tensor[places] = torch.from_numpy(np.fromiter(chain.from_iterable(values), kind, int(places.sum())))
+    array = tensor.numpy()
+    array[places.numpy()] = np.fromiter(chain.from_iterable(values), array.dtype, int(places.sum()))
