@@ -92,8 +92,8 @@ def _longest_first(loads: Sequence[int], parts: int, *, equal_size: bool) -> lis
 def token_budget_parts(lengths: Sequence[int], max_tokens: int, *, at_least: int = 1) -> list[list[int]]:
     """The sequences' numbers, divided into as few balanced micro-batches as hold at most max_tokens tokens each.
 
-    Tries ``at_least`` parts, or the fewest that could do (``_fewest_parts``), then one more at a time, until the balanced parts all
-    fit; of hundreds of parts, one in 256 more at a time.
+    Tries ``at_least`` parts, or the fewest that could do (``_fewest_parts``), then one more at a time (of hundreds of parts,
+    one in 256 more), until the balanced parts all fit.
 
     Returns: parts of ascending numbers, ordered by their first.
     Raises: RequestError when one sequence alone is longer than max_tokens, or there are fewer sequences than at_least.
