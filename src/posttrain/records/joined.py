@@ -62,19 +62,19 @@ class SingleRows:
     columns: int  # T of the batch
 
     def join(self, values: Tensor) -> Tensor:
-        """As ``Joined.join``."""
+        """Do the same as ``Joined.join``."""
         if values.ndim == 1:
             return values.clone()
         return torch.where(self.mask, values[:, : self.mask.shape[1]], values.new_zeros(()))
 
     def join_all(self, values: Tensor | Mapping[str, Tensor]) -> Any:
-        """As ``Joined.join_all``."""
+        """Do the same as ``Joined.join_all``."""
         if isinstance(values, Mapping):
             return {name: self.join(tensor) for name, tensor in values.items()}
         return self.join(values)
 
     def split(self, values: Tensor) -> Tensor:
-        """As ``Joined.split``."""
+        """Do the same as ``Joined.split``."""
         found = torch.where(self.mask, values, values.new_zeros(()))
         return pad(found, (0, self.columns - self.mask.shape[1]))
 
