@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.trajectories import Trajectory, Unfinished
 
 # A chat message: role and content, and further keys of the chat template (name, tool_call_id, …).
 Message = Mapping[str, Any]
@@ -159,6 +159,19 @@ class TokenHost(Protocol):
 
     def sampled(self, episode: str, turn: str, response: Trajectory) -> None:
         """Take the tokens of a turn that an AskingEnv has asked for, before its answer."""
+        ...
+
+    def refuse(self, episode: str, turn: str, why: str) -> None:
+        """Refuse a turn that cannot be sampled: the chat template rejects its messages, or they are too long. The episode is as
+        before it."""
+        ...
+
+    def streams(self, episode: str, turn: str) -> bool:
+        """Return True when ``grown`` is wanted for a turn."""
+        ...
+
+    def grown(self, episode: str, turn: str, progress: Unfinished) -> None:
+        """Take the tokens of a turn that were sampled since the last call."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
@@ -97,6 +97,7 @@ class RequestStream(Protocol):
         ...
 
 
+@runtime_checkable
 class ResumableStream(RequestStream, Protocol):
     """A stream that hands back unfinished responses and continues them (registered with ``resumes_responses=True``).
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from posttrain.errors import DataError
 from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter
@@ -99,7 +100,12 @@ class Conversations:
             rules = replace(self.rules, max_turns=None)  # the environment counts those of all conversations
             line = Episode(self.prompt, self.sample_id, self.writer, rules)
         line.used_elsewhere = sum(each.used for each in self.lines.values() if each is not line)
-        request = self._requested(line, asked, first=before is None)
+        try:
+            request = self._requested(line, asked, first=before is None)
+        except (EpisodeLost, DataError):
+            if before is not None:
+                self.lines[asked.line] = before  # a host may refuse the turn, and the conversation goes on from here
+            raise
         if request is None:
             self.stop_reason = StopReason.LENGTH
             return None

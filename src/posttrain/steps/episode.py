@@ -24,6 +24,11 @@ class EpisodeLost(Exception):
     """An episode that cannot be continued. ``args`` are a reason to count by and a sentence."""
 
 
+def reason_of(error: Exception) -> str:
+    """The sentence that says why a turn cannot be sampled."""
+    return str(error.args[1] if isinstance(error, EpisodeLost) else error)
+
+
 @dataclass(slots=True)
 class Episode:
     """The state of one episode: ``begin``, then ``sampled`` and ``answered`` in turn, until one of them says that it is over.

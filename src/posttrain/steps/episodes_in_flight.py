@@ -13,9 +13,10 @@ from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
 from posttrain.steps.conversations import Conversations
-from posttrain.steps.episode import Episode, EpisodeLost
+from posttrain.steps.episode import Episode, EpisodeLost, reason_of
 from posttrain.steps.in_flight import PASS_S, Cut, Place, limited, place_of, unfinished_of
 from posttrain.steps.play import seed_of
+from posttrain.steps.watched import Watched
 
 TURN_S = 0.02  # of sampling, before environments are polled again
 
@@ -33,6 +34,7 @@ class Episodes:
         self.on_answer = on_answer  # called when an environment has answered
         self._keeps_cache = keeps_cache  # of turns that are suspended
         self._worlds = worlds
+        self._watched = Watched(worlds.host)
         self._episodes: dict[Place, Episode | Conversations] = {}
         self._sampling: dict[Place, SamplingParams] = {}
         # Turns that the policy takes, by the names of their requests: PLACE@NUMBER.
@@ -125,6 +127,7 @@ class Episodes:
                 else:
                     ended += self._sampled(response, stream)
                 self._submitted.discard(name)
+            self._watched.report(stream, self._submitted)
         return ended
 
     def _limit(self, name: str) -> int | None:
@@ -211,17 +214,26 @@ class Episodes:
         if not isinstance(talk, Conversations):
             talk = Conversations(talk.prompt, talk.sample_id, talk.writer, talk.rules)
             self._episodes[place] = talk
-        taken = talk.take(event)
+        host = self._worlds.host
+        try:
+            taken = talk.take(event)
+        except (EpisodeLost, DataError) as error:
+            if not isinstance(event, EnvAsk) or not isinstance(host, TokenHost):
+                raise
+            host.refuse(str(place), event.turn, reason_of(error))
+            return
         self._cancel(place, taken.withdrawn, stream)
         if taken.request or taken.over:
-            self._ask(place, taken.request)
+            name = self._ask(place, taken.request)
+            if isinstance(event, EnvAsk):
+                self._watched.add(name, str(place), event.turn)
 
-    def _ask(self, place: Place, request: Request | None) -> None:
-        """Note the request for a turn, which the next poll submits; None: the episode is over."""
+    def _ask(self, place: Place, request: Request | None) -> str:
+        """Note the request for a turn, which the next poll submits; None: the episode is over. Returns: the request's name."""
         if request is None:
             self._closing.add(place)
             self._worlds.host.finish(str(place))
-            return
+            return ""
         number = self._counts.get(place, 0)
         self._counts[place] = number + 1
         name = f"{place}@{number}"
@@ -234,6 +246,7 @@ class Episodes:
             seed=self._sampling[place].seed,
         )
         self._new.append(name)
+        return name
 
     def _sampled(self, response: Trajectory, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         """The policy has acted."""

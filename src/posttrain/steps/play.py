@@ -12,7 +12,8 @@ from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
 from posttrain.steps.conversations import Conversations
-from posttrain.steps.episode import Episode, EpisodeLost
+from posttrain.steps.episode import Episode, EpisodeLost, reason_of
+from posttrain.steps.watched import Watched
 
 SAMPLE_S = 0.02  # of sampling, before environments are polled again
 WAIT_S = 0.5  # of waiting for environments while nothing is sampled, before the caller may leave
@@ -48,6 +49,7 @@ def play(
                 if playing.asked:
                     for response in stream.wait(SAMPLE_S):
                         playing.take_response(response, stream)
+                    playing.report(stream)
         finally:
             if not playing.over:
                 worlds.host.abandon()
@@ -75,6 +77,7 @@ class _Playing:
         self._groups: dict[int, TrajectoryGroup] = {}
         self._left: set[str] = set()  # episodes that their group does without
         self._closing: set[str] = set()  # complete episodes whose environments are being closed
+        self._watched = Watched(worlds.host)
         self.asked: dict[str, str] = {}  # request -> episode, of what is being sampled
 
     @property
@@ -123,10 +126,19 @@ class _Playing:
         if not isinstance(talk, Conversations):
             talk = Conversations(talk.prompt, name, self._worlds.writer, self._rules)
             self._episodes[name] = talk
-        taken = talk.take(event)
+        host = self._worlds.host
+        try:
+            taken = talk.take(event)
+        except (EpisodeLost, DataError) as error:
+            if not isinstance(event, EnvAsk) or not isinstance(host, TokenHost):
+                raise
+            host.refuse(name, event.turn, reason_of(error))
+            return
         self._cancel(taken.withdrawn, stream)
         if taken.request or taken.over:
             self._ask(name, taken.request, stream)
+        if taken.request and isinstance(event, EnvAsk):
+            self._watched.add(taken.request.sample_id, name, event.turn)
 
     def take_response(self, response: Trajectory, stream: RequestStream) -> None:
         """The policy has acted."""
@@ -147,6 +159,10 @@ class _Playing:
                 self._worlds.host.step(name, episode.sampled(response), cut)
         except EpisodeLost as lost:
             self._lose(name, lost, stream)
+
+    def report(self, stream: RequestStream) -> None:
+        """Give hosts the tokens of turns that are being sampled, where they want them."""
+        self._watched.report(stream, self.asked)
 
     def groups(self) -> list[TrajectoryGroup]:
         return [self._groups[index] for index in range(len(self._prompts))]

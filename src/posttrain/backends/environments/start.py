@@ -14,6 +14,7 @@ from posttrain.config import RunConfig
 from posttrain.config.environment import OPEN, EnvironmentConfig
 from posttrain.data.images import PromptImageReader
 from posttrain.data.tool_forms import DEFAULT, chosen_form
+from posttrain.data.tool_forms.written import decoded
 from posttrain.data.turn_images import TurnImages
 from posttrain.data.turns import OneMessageTurns, TemplateTurns
 from posttrain.errors import ConfigError, DataError, Problem
@@ -86,7 +87,13 @@ def _host(config: RunConfig, tokenizer: PreTrainedTokenizerBase, folder: Path | 
         if folder is None:
             what = "programs outside play the environment open, and only posttrain train is open to them"
             raise ConfigError(Problem(what, fix="name another environment", field="environment.name"))
-        return start_open(config, folder, lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
+        form = form_of(config, tokenizer)
+        return start_open(
+            config,
+            folder,
+            lambda token: str(tokenizer.decode([token], skip_special_tokens=False)),
+            lambda token_ids: decoded(tokenizer, token_ids, form),
+        )
     if not environment.workers:
         return InlineHost(), ()
     code = own_code(environment)

@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,7 +35,7 @@ from posttrain.data.stream_events import events_of, in_one_piece
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.interfaces.env import Message, Tool
 from posttrain.libraries import json_text
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.trajectories import Trajectory, Unfinished
 
 MODEL = "policy"  # the only name that requests may give
 LARGEST_BODY = 16 << 20  # bytes
@@ -64,7 +64,7 @@ class TurnRequest:
     stream: bool
     with_usage: bool = False  # at the end of a stream
     gone: Callable[[], bool] = lambda: False
-    _reply: queue.SimpleQueue[TurnAnswer] = field(default_factory=queue.SimpleQueue)
+    _reply: queue.SimpleQueue[TurnAnswer | Unfinished] = field(default_factory=queue.SimpleQueue)
 
     def answer(
         self,
@@ -84,8 +84,18 @@ class TurnRequest:
     def refuse(self, why: str, status: int = 400) -> None:
         self._reply.put(TurnAnswer(None, why=why, status=status))
 
+    def grown(self, progress: Unfinished) -> None:
+        """Take the tokens that were sampled since the last call."""
+        self._reply.put(progress)
+
     def wait(self, on_gone: Callable[[], None]) -> TurnAnswer:
         """Return the answer. ``on_gone`` is called when the client disconnects before it, and may answer."""
+        while isinstance(found := self.next(on_gone), Unfinished):
+            pass
+        return found
+
+    def next(self, on_gone: Callable[[], None]) -> TurnAnswer | Unfinished:
+        """Return the next tokens, where they are reported while they are sampled, or else the answer; as ``wait``."""
         while True:
             try:
                 return self._reply.get(timeout=LOOK_S)
@@ -200,10 +210,15 @@ def read(body: Any, *, any_sampling: bool, gives_logprobs: bool = False) -> Turn
     )
 
 
-def completion(choice: Mapping[str, Any], answer: TurnAnswer) -> dict[str, Any]:
-    """Build the body of an answer."""
+def new_name() -> str:
+    """Return the id of an answer."""
+    return f"turn-{secrets.token_hex(8)}"
+
+
+def completion(choice: Mapping[str, Any], answer: TurnAnswer, name: str) -> dict[str, Any]:
+    """Build the body of an answer; ``name``, its id."""
     return {
-        "id": f"turn-{secrets.token_hex(8)}",
+        "id": name,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": MODEL,
@@ -254,19 +269,21 @@ class AgentHandler(BaseHTTPRequestHandler):
         except OSError:  # the agent has ended, or sends nothing more
             self.close_connection = True
         else:
-            events = isinstance(found, list)
-            self._send("".join(found) if events else json.dumps(found), 200, "text/event-stream" if events else "")
+            if isinstance(found, Iterator):
+                self._send_events(found)
+            else:
+                self._send(json.dumps(found), 200)
 
     def _turn(self) -> Any:
         request, answer = self._listener.turn(self._body(), self._client_has_gone)
         if answer.message is None:
             raise Refused(answer.why, answer.status)
         choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
-        whole = completion(choice, answer)
+        whole = completion(choice, answer, new_name())
         if not request.stream:
             return whole
         head = {name: whole[name] for name in ("id", "created", "model")}
-        return list(in_one_piece(whole, events_of(head, chat=True, as_items=False, with_usage=request.with_usage)))
+        return in_one_piece(whole, events_of(head, chat=True, as_items=False, with_usage=request.with_usage))
 
     def _client_has_gone(self) -> bool:
         """A client that waits for an answer sends nothing: its connection is readable once it is closed."""
@@ -295,11 +312,25 @@ class AgentHandler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is not JSON: {error}") from None
 
-    def _send(self, text: str, status: int, kind: str = "") -> None:
+    def _send_events(self, events: Iterator[str]) -> None:
+        """Send server-sent events as they come. The end of the connection is the end of the stream."""
+        self.close_connection = True
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Cache-Control", "no-cache")
+            self.end_headers()
+            for event in events:
+                self.wfile.write(event.encode())
+                self.wfile.flush()
+        except OSError:  # the agent has ended
+            return
+
+    def _send(self, text: str, status: int) -> None:
         data = text.encode()
         try:
             self.send_response(status)
-            self.send_header("Content-Type", kind or "application/json")
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

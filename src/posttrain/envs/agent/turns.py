@@ -11,7 +11,7 @@ from typing import Any
 from posttrain.data.chat_api import added_messages, assistant_message
 from posttrain.envs.agent.listener import TurnRequest
 from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, Message
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.trajectories import Trajectory, Unfinished
 
 Emit = Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]
 
@@ -112,6 +112,27 @@ class AskedTurns:
         request.answer(
             message, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens, response=response
         )
+
+    def refuse(self, turn: str, why: str) -> None:
+        """Refuse a request that cannot be sampled; its conversation is as before it."""
+        with self.lock:
+            pending = self._pending.pop(turn, None)
+            if pending is None:
+                return  # withdrawn meanwhile
+            if pending.before is not None:
+                self._conversations[pending.line] = pending.before
+            pending.request.refuse(why)
+
+    def streams(self, turn: str) -> bool:
+        """Return True when a request wants its tokens while they are sampled."""
+        with self.lock:
+            return turn in self._pending and self._pending[turn].request.stream
+
+    def grown(self, turn: str, progress: Unfinished) -> None:
+        """Give a request the tokens that were sampled since the last call."""
+        with self.lock:
+            if turn in self._pending:
+                self._pending[turn].request.grown(progress)
 
     def gone(self, request: TurnRequest) -> None:
         """The client of a request has disconnected."""

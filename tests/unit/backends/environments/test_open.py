@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -22,7 +22,14 @@ from posttrain.interfaces.env import EnvSpec
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, Worlds
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.records.trajectories import (
+    SamplingParams,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Unfinished,
+    VersionSpan,
+)
 from posttrain.steps.play import play
 from toy import ids, toy_tokenizer
 
@@ -76,7 +83,13 @@ class Run:
         given = {"conversation_timeout_s": 20.0, "group_timeout_s": 20.0, "wait_s": 10.0, **limits}
         self.host = OpenHost(has_rows=rows, **given)
         self.server = OpenServer(
-            self.host, "127.0.0.1", 0, token="secret", any_sampling=False, text_of=lambda token: chr(token)
+            self.host,
+            "127.0.0.1",
+            0,
+            token="secret",
+            any_sampling=False,
+            text_of=lambda token: chr(token),
+            decode=lambda token_ids: str(TOKENIZER.decode(list(token_ids), skip_special_tokens=True)),
         )
         self.sampler = Sampler()
         self.groups: list[TrajectoryGroup] = []
@@ -212,14 +225,123 @@ def test_unfinished_conversations_and_groups_fail_by_name() -> None:
     run.host.close()
 
 
-def test_messages_that_cannot_be_played_are_a_400_with_the_reason() -> None:
-    run = Run(samples=1, prompts=2)
-    run.options = {"chat_template": "{{ messages[0].content if messages[0].content[0] == 'Q' else messages[0].x.y }}"}
+def test_a_request_that_cannot_be_played_is_a_400_and_its_episode_waits_for_the_next() -> None:
+    run = Run(samples=1, prompts=1)
+    each = "{{ message.content if message.content[0] != 'R' else message.x.y }}"
+    run.options = {"chat_template": "{% for message in messages %}" + each + "{% endfor %}"}
     run.begin()
-    for text, reason in (("R", "the chat template refuses it"), ("Q " * 600, "and 500 are allowed")):
-        status, why = run.fails("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
-        assert (status, reason in why) == (400, True), why
-    assert [group.trajectories[0].failure_reason for group in run.end()] == ["template", "prompt_too_long"]
+    for headers in ({}, {"X_Conversation_Id": "mine"}):
+        for text, reason in (("R", "the chat template refuses it"), ("Q " * 600, "and 500 are allowed")):
+            asked = {"messages": [{"role": "user", "content": text}]}
+            status, why = run.fails("/v1/chat/completions", asked, **headers)
+            assert (status, reason in why) == (400, True), why
+    first = run.chat("Q")
+    name = {"X_Conversation_Id": first["conversation"]}
+    # In the middle of a conversation only the request is refused, too, and what goes on is what stood before it.
+    status, why = run.fails(
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "Q"},
+                first["choices"][0]["message"],
+                {"role": "user", "content": "R"},
+            ]
+        },
+        **name,
+    )
+    assert (status, "the chat template refuses it" in why) == (400, True)
+    assert run.chat("Q", said(first), "Q2", **name)["conversation"] == first["conversation"]
+    run.reward(first["conversation"], 1.0)
+    [group] = run.end()
+    [trajectory] = group.trajectories
+    assert (trajectory.failure_reason, trajectory.env_reward, trajectory.turn_count) == ("", 1.0, 2)
+    run.host.close()
+
+
+class ByToken(Sampler):
+    """Samples a token of every request per call of ``wait``, when it is told to, and reports its progress."""
+
+    slots = passes = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Semaphore(0)
+        self.counts: dict[str, int] = {}
+
+    def wait(self, timeout_s: float, passes: int | None = None) -> list[Trajectory]:
+        if not self.go.acquire(timeout=timeout_s):
+            return []
+        [request] = self.waiting
+        count = self.counts[request.sample_id] = self.counts.get(request.sample_id, 0) + 1
+        return super().wait(timeout_s) if count == len(self._ids(request)) else []
+
+    def progress(self, since: Mapping[str, int]) -> list[Unfinished]:
+        found = []
+        for request in self.waiting:
+            name, count = request.sample_id, self.counts.get(request.sample_id, 0)
+            if since.get(name, 0) < count:
+                ids_, span = self._ids(request)[since.get(name, 0) : count], VersionSpan(0, 7)
+                found.append(Unfinished(sample_id=name, token_ids=ids_, logprobs=(-0.5,) * len(ids_), spans=(span,)))
+        return found
+
+    def _ids(self, request: Request) -> tuple[int, ...]:
+        return tuple(ids(f"x{self.asked.index(request)}$"))
+
+    def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
+        raise NotImplementedError
+
+    def take_cache(self, sample_id: str) -> object:
+        return None
+
+    def close(self) -> None: ...
+
+
+def test_a_turn_is_streamed_while_it_is_sampled_and_trained_as_it_was_sampled() -> None:
+    run = Run(samples=1, prompts=1)
+    run.sampler = sampler = ByToken()
+    run.begin()
+    body = {"messages": [{"role": "user", "content": "Q"}], "stream": True, "logprobs": True}
+    headers = {"Authorization": "Bearer secret", "X-Conversation-Id": "mine"}
+    request = urllib.request.Request(run.server.url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    sampler.go.release()
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        lines = (json.loads(line[6:]) for line in answer if line.startswith(b"data: {"))
+        events = [next(lines)]
+        assert list(sampler.counts.values()) == [1]  # token is sampled when its piece is here
+        sampler.go.release(2)
+        events += lines
+    assert answer.headers["X-Conversation-Id"] == "mine"
+    choices = [event["choices"][0] for event in events]
+    assert [choice["delta"].get("content") for choice in choices] == ["x", "0", None]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "stop"]
+    assert {(event["conversation"], event["policy_version"]) for event in events} == {("mine", 7)}
+    sampled = [one["token_id"] for choice in choices for one in (choice["logprobs"] or {"content": ()})["content"]]
+    run.reward("mine", 0.5)
+    [trajectory] = run.end()[0].trajectories
+    assert tuple(sampled) == trajectory.token_ids == tuple(ids("x0$"))
+    run.host.close()
+
+
+def test_a_stream_whose_client_leaves_is_withdrawn() -> None:
+    run = Run(samples=1, prompts=1)
+    run.sampler = sampler = ByToken()
+    run.begin()
+    body = json.dumps({"messages": [{"role": "user", "content": "Q"}], "stream": True}).encode()
+    request = urllib.request.Request(
+        run.server.url + "/v1/chat/completions", body, {"Authorization": "Bearer secret", "X-Conversation-Id": "mine"}
+    )
+    sampler.go.release()
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        answer.readline()
+    until = time.monotonic() + 10
+    while run.call("/conversations/mine")["turns"] or sampler.waiting:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    sampler.go.release(3)
+    assert said(run.chat("Q", X_Conversation_Id="mine")) == "x1"  # sampled again
+    run.reward("mine", 0.5)
+    [trajectory] = run.end()[0].trajectories
+    assert trajectory.token_ids == tuple(ids("x1$"))
     run.host.close()
 
 

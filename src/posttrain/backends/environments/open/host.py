@@ -15,7 +15,7 @@ from posttrain.data.chat_api import Refused
 from posttrain.envs.agent.listener import TurnRequest
 from posttrain.envs.agent.turns import AskedTurns
 from posttrain.interfaces.env import TEMPLATE, TOO_LONG, EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvStep, EnvWithdrawn
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.trajectories import Trajectory, Unfinished
 
 TIMED_OUT = "conversation_timeout"  # reasons of failed episodes
 UNFILLED = "group_incomplete"
@@ -39,6 +39,7 @@ class OpenConversation:
     metrics: Mapping[str, float] = field(default_factory=dict)
     # Sampled turns that are not answered yet.
     responses: dict[str, Trajectory] = field(default_factory=dict)
+    by_call: bool = False  # begun by POST /conversations
 
 
 class OpenHost:
@@ -83,6 +84,27 @@ class OpenHost:
         with self._changed:
             if (talk := self._by_episode.get(episode)) is not None:
                 talk.responses[turn] = response
+
+    def refuse(self, episode: str, turn: str, why: str) -> None:
+        """Refuse a turn. A conversation in which nothing was sampled gives its place back, unless its caller has begun it."""
+        with self._changed:
+            talk = self._by_episode.get(episode)
+            if talk is None:
+                return
+            talk.turns.refuse(turn, why)
+            if not (talk.turns.turns or talk.turns.waiting or talk.by_call):
+                talk.turns.over = True
+                del self._open[talk.name], self._by_episode[episode]
+                self._places.give_back(talk.group, talk.place, time.monotonic())
+                self._changed.notify_all()
+
+    def streams(self, episode: str, turn: str) -> bool:
+        talk = self._by_episode.get(episode)
+        return talk is not None and talk.turns.streams(turn)
+
+    def grown(self, episode: str, turn: str, progress: Unfinished) -> None:
+        if (talk := self._by_episode.get(episode)) is not None:
+            talk.turns.grown(turn, progress)
 
     def answer(
         self, episode: str, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int
@@ -152,7 +174,9 @@ class OpenHost:
         with self._changed:
             if name in self._open or name in self._over:
                 raise Refused(f"there is a conversation {name!r} already", 409)
-            return self._taken(name, label, any_place=not label)
+            talk = self._taken(name, label, any_place=not label)
+            talk.by_call = True
+            return talk
 
     def request(self, name: str, label: str, request: TurnRequest) -> OpenConversation:
         """Take a request for a turn. ``name`` of its conversation; "": the one that it extends, or a new one. ``label``: the

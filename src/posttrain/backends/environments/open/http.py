@@ -6,7 +6,8 @@ import hmac
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -14,10 +15,21 @@ from typing import Any
 from posttrain.backends.environments.open.host import OpenConversation, OpenHost, described
 from posttrain.data.chat_api import Refused
 from posttrain.data.responses_api import as_chat, as_response
-from posttrain.data.stream_events import events_of, in_one_piece
-from posttrain.envs.agent.listener import AgentHandler, TurnAnswer, completion, models, read
+from posttrain.data.stream_events import events_of, failed
+from posttrain.data.text_pieces import TextPieces
+from posttrain.data.tool_forms import openings_of
+from posttrain.envs.agent.listener import (
+    MODEL,
+    AgentHandler,
+    TurnAnswer,
+    TurnRequest,
+    completion,
+    models,
+    new_name,
+    read,
+)
 from posttrain.libraries.http_host import names_this_machine
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.trajectories import Trajectory, Unfinished
 
 CONVERSATION = "X-Conversation-Id"  # header: the conversation that a request belongs to; also in answers
 GROUP = "X-Group-Id"  # header: the group that a new conversation belongs to
@@ -26,15 +38,24 @@ GROUP = "X-Group-Id"  # header: the group that a new conversation belongs to
 class OpenServer:
     """Answers programs outside, in a thread per connection, from its creation until it is closed.
 
+    Args: text_of, of one token, for log-probs; decode, the text of a turn's tokens.
     Raises: OSError when it cannot listen at the address.
     """
 
     def __init__(
-        self, host: OpenHost, address: str, port: int, *, token: str, any_sampling: bool, text_of: Callable[[int], str]
+        self,
+        host: OpenHost,
+        address: str,
+        port: int,
+        *,
+        token: str,
+        any_sampling: bool,
+        text_of: Callable[[int], str],
+        decode: Callable[[Sequence[int]], str],
     ):
         self.host = host
         self.any_sampling = any_sampling
-        self.text_of = text_of
+        self.text_of, self.decode = text_of, decode
         self._token = token
         self._names = frozenset({"localhost", address.lower()})
         self._server = ThreadingHTTPServer((address, port), _Handler)
@@ -110,16 +131,49 @@ class _Handler(AgentHandler):
         name, label = self.headers.get(CONVERSATION, ""), self.headers.get(GROUP, "")
         talk = self._open.host.request(name, label, request)
         self._talk = talk
-        answer = request.wait(lambda: talk.turns.gone(request))
-        if answer.message is None:
-            raise Refused(answer.why, answer.status)
-        whole = {**self._whole(answer, with_logprobs=bool(body.get("logprobs"))), "conversation": talk.name}
-        if not request.stream:
-            return as_response(whole) if as_items else whole
-        head = {name: each for name, each in whole.items() if name not in ("object", "choices", "usage")}
-        return list(in_one_piece(whole, events_of(head, chat=True, as_items=as_items, with_usage=request.with_usage)))
+        with_logprobs = bool(body.get("logprobs"))
+        first = request.next(lambda: talk.turns.gone(request))
+        if request.stream:
+            _answered(first)
+            return self._events(talk, request, first, as_items=as_items, with_logprobs=with_logprobs)
+        while isinstance(first, Unfinished):
+            first = request.next(lambda: talk.turns.gone(request))
+        whole = self._whole(_answered(first), {"conversation": talk.name}, new_name(), with_logprobs=with_logprobs)
+        return as_response(whole) if as_items else whole
 
-    def _whole(self, answer: TurnAnswer, *, with_logprobs: bool) -> dict[str, Any]:
+    def _events(
+        self,
+        talk: OpenConversation,
+        request: TurnRequest,
+        found: TurnAnswer | Unfinished,
+        *,
+        as_items: bool,
+        with_logprobs: bool,
+    ) -> Iterator[str]:
+        """Yield the events of a turn while it is sampled; ``found`` is what came first."""
+        head: dict[str, Any] = {"conversation": talk.name}
+        if (version := _version(found)) is not None:
+            head["policy_version"] = version
+        head |= {"id": new_name(), "created": int(time.time()), "model": MODEL}
+        events = events_of(head, chat=True, as_items=as_items, with_usage=request.with_usage)
+        opening = openings_of(talk.place.spec.tool_call_form) if request.tools else ()
+        pieces, sent = TextPieces(self._open.decode, opening=opening), 0
+        while isinstance(found, Unfinished):
+            sent += len(found.token_ids)
+            logprobs = {"content": self._logprobs(found)} if with_logprobs else None
+            yield from events.piece(0, pieces.add(found.token_ids), logprobs)
+            found = request.next(lambda: talk.turns.gone(request))
+        try:
+            whole = self._whole(_answered(found), head, head["id"], with_logprobs=with_logprobs)
+        except Refused as refused:
+            yield failed(str(refused), refused.status)
+            return
+        [choice] = whole["choices"]
+        rest = {"content": choice["logprobs"]["content"][sent:]} if choice["logprobs"] else None
+        yield from events.finished(choice, pieces.rest(choice["message"]["content"] or ""), rest)
+        yield from events.end(whole)
+
+    def _whole(self, answer: TurnAnswer, head: Mapping[str, Any], name: str, *, with_logprobs: bool) -> dict[str, Any]:
         logprobs = None
         if with_logprobs and answer.response is not None:
             logprobs = {"content": self._logprobs(answer.response)}
@@ -129,12 +183,10 @@ class _Handler(AgentHandler):
             "logprobs": logprobs,
             "message": answer.message,
         }
-        whole = completion(choice, answer)
-        if answer.response is not None:
-            whole["policy_version"] = answer.response.policy_version
-        return whole
+        version = {} if answer.response is None else {"policy_version": answer.response.policy_version}
+        return {**completion(choice, answer, name), **head, **version}
 
-    def _logprobs(self, response: Trajectory) -> list[dict[str, Any]]:
+    def _logprobs(self, response: Trajectory | Unfinished) -> list[dict[str, Any]]:
         pairs = zip(response.token_ids, response.logprobs, strict=True)
         texts = [(token, self._open.text_of(token), logprob) for token, logprob in pairs]
         return [
@@ -169,6 +221,20 @@ class _Handler(AgentHandler):
         if unknown := sorted(set(body) - known):
             raise Refused(f"{', '.join(unknown)} is not known (known: {', '.join(sorted(known))})")
         return body
+
+
+def _answered(found: TurnAnswer | Unfinished) -> Any:
+    """Raises: Refused when a turn was refused."""
+    if isinstance(found, TurnAnswer) and found.message is None:
+        raise Refused(found.why, found.status)
+    return found
+
+
+def _version(found: TurnAnswer | Unfinished) -> int | None:
+    """The weights that a turn begins with."""
+    if isinstance(found, Unfinished):
+        return found.spans[0].version
+    return None if found.response is None else found.response.policy_version
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

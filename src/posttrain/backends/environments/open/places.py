@@ -28,6 +28,7 @@ class Group:
     label: str = ""  # of the conversations that it takes; "": any, none has come yet
     last_used: float = 0.0  # when it got a conversation, or one of its conversations ended
     open: int = 0  # conversations that have not ended
+    begun: int = 0  # conversations, ended or not
 
 
 class Places:
@@ -55,18 +56,23 @@ class Places:
         if not same and not new:
             return None
         group = (same or new)[0]
-        group.label, group.last_used = label, now
-        group.open += 1
-        return group, group.free.pop(0)
+        return group, _taken(group, label, now)
 
     def take_any(self, now: float) -> tuple[Group, Place] | None:
         """Take the oldest place, for a caller that plays what the run wants."""
         for group in self._groups.values():
             if group.free and (not group.label or group.label == f"row {group.name}"):
-                group.label, group.last_used = f"row {group.name}", now
-                group.open += 1
-                return group, group.free.pop(0)
+                return group, _taken(group, f"row {group.name}", now)
         return None
+
+    def give_back(self, group: Group, place: Place, now: float) -> None:
+        """Free the place of a conversation in which nothing was sampled."""
+        group.free.insert(0, place)
+        group.open -= 1
+        group.begun -= 1
+        group.last_used = now
+        if not group.begun:
+            group.label = ""
 
     def ended(self, group: Group, now: float) -> None:
         group.open -= 1
@@ -92,6 +98,13 @@ class Places:
     def _tidy(self, group: Group) -> None:
         if not group.free and not group.open:
             self._groups.pop(group.name, None)
+
+
+def _taken(group: Group, label: str, now: float) -> Place:
+    group.label, group.last_used = label, now
+    group.open += 1
+    group.begun += 1
+    return group.free.pop(0)
 
 
 def task_label(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from posttrain.registry import ENVS
 TOKEN = "endpoint_token"  # the file in the run folder
 
 
-def start_open(config: RunConfig, folder: Path, text_of: Callable[[int], str]) -> tuple[OpenHost, list[str]]:
+def start_open(
+    config: RunConfig, folder: Path, text_of: Callable[[int], str], decode: Callable[[Sequence[int]], str]
+) -> tuple[OpenHost, list[str]]:
     """Listen for programs outside. Returns: the host of their episodes, and what a client sets, for the user.
 
+    Args: text_of and decode, as OpenServer.
     Raises: ConfigError when it cannot listen, or the token cannot be read or written.
     """
     # The settings, with the defaults that stand where they are registered.
@@ -37,7 +40,13 @@ def start_open(config: RunConfig, folder: Path, text_of: Callable[[int], str]) -
     address, port = str(settings["host"]), int(settings["port"])
     try:
         server = OpenServer(
-            host, address, port, token=token, any_sampling=bool(settings["any_sampling"]), text_of=text_of
+            host,
+            address,
+            port,
+            token=token,
+            any_sampling=bool(settings["any_sampling"]),
+            text_of=text_of,
+            decode=decode,
         )
     except OSError as error:
         what = f"cannot listen at {address}:{port}: {error.strerror or error}"
