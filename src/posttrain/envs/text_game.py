@@ -141,6 +141,8 @@ class TextGame:
         self._apart = turns_apart
         self._played: list[str] = []  # the turns so far, for {history}
         self._seen = ""
+        self._seed = 0
+        self._answers: list[str] = []
         self._fields: dict[str, Any] = {
             "max_response_length": max_response_tokens or "",
             "suffix": "",
@@ -153,12 +155,23 @@ class TextGame:
         self._rewarded(0.0)
 
     def reset(self, seed: int) -> EnvStart:
+        self._seed = seed
         self._seen = self._shown(self._game.begin(seed))
         instruction = "" if self._apart else self._instruction  # the template has a place for it
         first = "\n".join(text for text in (instruction, self._message(self._seen)) if text)
         return EnvStart(messages=self._opening(first), state_key=self._game.state())
 
+    def state(self) -> Any:
+        """Return the seed and the answers so far: games are equal for equal ones."""
+        return {"seed": self._seed, "answers": list(self._answers)}
+
+    def restore(self, state: Any) -> None:
+        self.reset(state["seed"])
+        for answer in state["answers"]:
+            self.step(answer)
+
     def step(self, action: str) -> EnvStep:
+        self._answers.append(action)
         chosen = self._action(action)
         played = self._game.act(chosen)
         self._turns += 1

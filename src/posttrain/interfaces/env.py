@@ -33,6 +33,7 @@ class EnvSpec:
     row: Mapping[str, Any] = field(default_factory=dict)
     max_turns: int | None = None  # the run's limit; None: no limit
     tool_call_form: str = "hermes"  # in which the model writes tool calls: a name in TOOL_FORMS
+    saves: bool = False  # its state comes with every answer, where it is a SavedEnv
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -48,6 +49,7 @@ class EnvStart:
     # State in which the first action is taken; equal states have equal keys (GiGPO).
     state_key: str | None = None
     max_response_tokens: int | None = None  # limit of the first turn, when below the run's
+    saved: Any = None  # set by the host: see SavedEnv; None: the environment cannot be continued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class EnvStep:
     conversation: Sequence[Message] | None = None
     tools: Sequence[Tool] | None = None  # with ``conversation``: the tools offered from now on; None: unchanged
     max_response_tokens: int | None = None  # limit of the next turn, when below the run's
+    saved: Any = None  # as EnvStart.saved
 
 
 class Env(Protocol):
@@ -88,6 +91,23 @@ class Env(Protocol):
     def close(self) -> Mapping[str, float]:
         """End the episode; called once, also after an error. Returns: metrics of the episode, which the run averages."""
         ...
+
+
+class SavedEnv(Env, Protocol):
+    """An environment whose episode can be saved and continued in another process, by a run that is resumed."""
+
+    def state(self) -> Any:
+        """Return everything that the next steps depend on, as a JSON value. Called after ``reset`` and ``step``."""
+        ...
+
+    def restore(self, state: Any) -> Awaitable[None] | None:
+        """Continue a saved episode. Called in place of ``reset``, in a new environment of the same spec."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRestored:
+    """The environment of a saved episode is as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +170,7 @@ class EnvFailed:
 
 # An event of an episode: the answer to ``start`` or ``step``, the metrics after ``finish``, or the failure that ended it. Of an
 # AskingEnv: the turns that it asks for and withdraws, and its end, an EnvStep.
-EnvEvent = EnvStart | EnvStep | EnvAsk | EnvWithdrawn | Mapping[str, float] | EnvFailed
+EnvEvent = EnvStart | EnvRestored | EnvStep | EnvAsk | EnvWithdrawn | Mapping[str, float] | EnvFailed
 
 
 @runtime_checkable
@@ -183,8 +203,9 @@ class EnvHost(Protocol):
         errors of those that cannot be imported, by name."""
         ...
 
-    def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
-        """Create an environment and reset it, as soon as there is room; episodes start in the order of the calls."""
+    def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
+        """Create an environment and reset it, as soon as there is room; episodes start in the order of the calls. ``saved``: the
+        state of a SavedEnv, from which it continues."""
         ...
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:

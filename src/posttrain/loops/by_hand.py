@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec
 from posttrain.interfaces.rollout_engine import OnTokens, Request, RequestStream, TurnSampler
@@ -164,8 +164,8 @@ class WatchedHost:
     def load(self, names: Sequence[str]) -> dict[str, str]:
         return self._host.load(names)
 
-    def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
-        self._host.start(episode, spec, seed)
+    def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
+        self._host.start(episode, spec, seed, saved)
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._host.step(episode, action, cut)

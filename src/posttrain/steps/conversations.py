@@ -104,7 +104,7 @@ class Conversations:
             request = self._requested(line, asked, first=before is None)
         except (EpisodeLost, DataError):
             if before is not None:
-                self.lines[asked.line] = before  # a host may refuse the turn, and the conversation goes on from here
+                self.lines[asked.line] = before  # a host may refuse the turn, and the conversation is as before
             raise
         if request is None:
             self.stop_reason = StopReason.LENGTH

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.errors import DataError, RunStopped
-from posttrain.interfaces.env import TEMPLATE, EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn, TokenHost
+from posttrain.interfaces.env import (
+    TEMPLATE,
+    EnvAsk,
+    EnvEvent,
+    EnvFailed,
+    EnvRestored,
+    EnvStart,
+    EnvStep,
+    EnvWithdrawn,
+    TokenHost,
+)
 from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
@@ -16,6 +26,13 @@ from posttrain.steps.conversations import Conversations
 from posttrain.steps.episode import Episode, EpisodeLost, reason_of
 from posttrain.steps.in_flight import PASS_S, Cut, Place, limited, place_of, unfinished_of
 from posttrain.steps.play import seed_of
+from posttrain.steps.saved_episode import (
+    can_be_saved,
+    episode_from_plain,
+    episode_to_plain,
+    request_from_plain,
+    request_to_plain,
+)
 from posttrain.steps.watched import Watched
 
 TURN_S = 0.02  # of sampling, before environments are polled again
@@ -24,7 +41,7 @@ TURN_S = 0.02  # of sampling, before environments are polled again
 class Episodes:
     """Episodes in environments, which go on in their processes while a step trains. A turn that is suspended keeps its tokens.
 
-    Environments cannot be saved: a resumed run begins the episodes that had not ended again.
+    A resumed run continues the episodes whose environment can be saved (SavedEnv), and begins the others again.
     """
 
     def __init__(
@@ -45,6 +62,14 @@ class Episodes:
         # Events of environments that were started before their group was admitted, which no turn of the policy has followed.
         self._early: dict[Place, list[EnvEvent]] = {}
         self._released: list[tuple[str, EnvEvent]] = []  # of those admitted since
+        self._env_states: dict[Place, Any] = {}  # after the environment's last answer, where it can be saved
+        self._acting: dict[Place, tuple[str, bool]] = {}  # actions that environments have not answered
+        self._saved: Mapping[Place, Any] = {}  # episodes that are continued when they begin
+        self._restoring: dict[
+            Place, tuple[str, bool] | None
+        ] = {}  # action that the environment gets when it is restored
+        self._continued: set[Place] = set()
+        self._left: dict[str, Any] | None = None  # the state, when all episodes were dropped to save it
         self._closing: set[Place] = set()  # complete episodes whose environments are being closed
 
     @property
@@ -78,9 +103,20 @@ class Episodes:
 
     def begin(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
         rules = replace(self._worlds.rules, max_response_tokens=sampling.max_response_tokens)
-        self._episodes[place] = Episode(prompt, f"{prompt.prompt_id}/{place.number}", self._worlds.writer, rules)
+        self._episodes[place] = new = Episode(prompt, f"{prompt.prompt_id}/{place.number}", self._worlds.writer, rules)
         self._sampling[place] = sampling
-        self._worlds.host.start(str(place), self._worlds.spec_of(prompt), seed_of(prompt, sampling))
+        spec, seed = replace(self._worlds.spec_of(prompt), saves=True), seed_of(prompt, sampling)
+        saved = self._saved.get(place)
+        if saved is None:
+            self._worlds.host.start(str(place), spec, seed)
+            return
+        self._episodes[place] = episode_from_plain(new, saved["episode"])
+        self._counts[place] = saved["count"]
+        self._turns |= {turn["sample_id"]: request_from_plain(turn) for turn in saved["turns"]}
+        self._env_states[place] = saved["env"]
+        self._restoring[place] = None if saved["acting"] is None else (saved["acting"][0], saved["acting"][1])
+        self._continued.add(place)
+        self._worlds.host.start(str(place), spec, seed, saved=saved["env"])
 
     def prepare(self, place: Place, prompt: Prompt, sampling: SamplingParams) -> None:
         """Start the environment of a sample whose group is not admitted yet; the policy takes no turn in it until then."""
@@ -96,7 +132,8 @@ class Episodes:
         self._released += [(str(place), event) for event in self._early.pop(place)]
 
     def resume(self, stream: ResumableStream) -> None:
-        self._new = sorted(self._turns, key=_place_and_number)
+        turns = [name for name in self._turns if _place_and_number(name)[0] not in self._restoring]
+        self._new = sorted(turns, key=_place_and_number)
 
     def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         ended = []
@@ -160,21 +197,43 @@ class Episodes:
             self._worlds.host.drop(str(place))
         return tokens
 
-    def snapshot(self) -> None:
-        return None
+    def snapshot(self) -> dict[str, Any]:
+        return self.state()
 
-    def go_back(self, snapshot: None) -> None:
-        """Drop all episodes: those that had not ended begin again when the run is resumed."""
+    def go_back(self, snapshot: dict[str, Any]) -> None:
+        """Drop all episodes, before the run is saved and left."""
+        self._left = snapshot
         self._worlds.host.abandon()
         self._released = []
         for place in list(self._episodes):
             self._forget(place)
 
     def state(self) -> dict[str, Any]:
-        return {}
+        if self._left is not None:
+            return self._left
+        return {str(place): self._plain(place) for place in self._episodes if self._can_be_saved(place)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """No-op: episodes begin again."""
+        self._saved = {place_of(name): saved for name, saved in state.items()}
+
+    def began_again(self, serial: int) -> bool:
+        return any(place.serial == serial and place not in self._continued for place in self._episodes)
+
+    def _can_be_saved(self, place: Place) -> bool:
+        episode = self._episodes[place]
+        ready = place in self._env_states and place not in self._early and place not in self._closing
+        return ready and isinstance(episode, Episode) and can_be_saved(episode)
+
+    def _plain(self, place: Place) -> dict[str, Any]:
+        """An episode as it is: the environment's state after its last answer, and the action or the turn that follows."""
+        acting = self._acting.get(place) or self._restoring.get(place)
+        return {
+            "episode": episode_to_plain(cast(Episode, self._episodes[place])),
+            "env": self._env_states[place],
+            "acting": None if acting is None else list(acting),
+            "count": self._counts.get(place, 0),
+            "turns": [request_to_plain(self._turns[name]) for name in self._turns_of(place)],
+        }
 
     def _answered(self, place: Place, event: EnvEvent, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
         """Take in what an environment answered, or asks for."""
@@ -183,7 +242,12 @@ class Episodes:
         ):
             return []  # it was sent before the episode ended
         episode = self._episodes[place]
+        self._acting.pop(place, None)
+        if isinstance(event, (EnvStart, EnvStep)) and event.saved is not None:
+            self._env_states[place] = event.saved
         try:
+            if isinstance(event, EnvRestored):
+                self._go_on(place)
             if isinstance(event, EnvFailed) and place in self._closing:
                 # The episode is complete without what close says.
                 return self._end(place, episode.trajectory(close_failure=f"{event.reason}: {event.detail}"))
@@ -203,6 +267,18 @@ class Episodes:
         except DataError as error:
             return self._lose(place, EpisodeLost(TEMPLATE, str(error)), stream)
         return []
+
+    def _go_on(self, place: Place) -> None:
+        """The environment of a saved episode is ready: it takes the action that it had not answered, or the policy its turn."""
+        action = self._restoring.pop(place, None)
+        if action is None:
+            self._new += self._turns_of(place)
+        else:
+            self._act(place, *action)
+
+    def _act(self, place: Place, action: str, cut: bool) -> None:
+        self._acting[place] = (action, cut)
+        self._worlds.host.step(str(place), action, cut)
 
     def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: RequestStream) -> None:
         """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
@@ -270,7 +346,7 @@ class Episodes:
                     response_tokens=tokens,
                 )
             else:
-                self._worlds.host.step(str(place), episode.sampled(response), cut)
+                self._act(place, episode.sampled(response), cut)
         except EpisodeLost as lost:
             return self._lose(place, lost, stream)
         return []
@@ -310,6 +386,10 @@ class Episodes:
         self._early.pop(place, None)
         self._sampling.pop(place, None)
         self._counts.pop(place, None)
+        self._env_states.pop(place, None)
+        self._acting.pop(place, None)
+        self._restoring.pop(place, None)
+        self._continued.discard(place)
         self._closing.discard(place)
         self._new = [name for name in self._new if name in self._turns]
 

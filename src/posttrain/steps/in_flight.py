@@ -87,7 +87,11 @@ class InFlight(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the samples that have begun again from where they were."""
+        """Continue the samples that begin from now on from where they were."""
+        ...
+
+    def began_again(self, serial: int) -> bool:
+        """Return True when a sample of a group could not be continued after ``restore``."""
         ...
 
 
@@ -100,6 +104,7 @@ class Responses:
         self._requests: dict[Place, Request] = {}
         self._new: list[Place] = []  # not submitted
         self._submitted: set[Place] = set()
+        self._restored: dict[Place, Unfinished] = {}  # of samples that have not begun yet
 
     @property
     def busy(self) -> bool:
@@ -121,6 +126,7 @@ class Responses:
             images=prompt.images,
             seed=sampling.seed,
             draws_as=f"{prompt.prompt_id}/{place.number}",
+            begun=self._restored.pop(place, None),
         )
         self._new.append(place)
 
@@ -187,9 +193,10 @@ class Responses:
         return {str(at): unfinished_to_plain(each.begun) for at, each in self._requests.items() if each.begun}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for name, begun in state.items():
-            place = place_of(name)
-            self._requests[place] = replace(self._requests[place], begun=unfinished_from_plain(begun))
+        self._restored = {place_of(name): unfinished_from_plain(begun) for name, begun in state.items()}
+
+    def began_again(self, serial: int) -> bool:
+        return False
 
 
 def place_of(name: str) -> Place:

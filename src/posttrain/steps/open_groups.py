@@ -331,7 +331,7 @@ class OpenGroups:
                 saved["samples"],
                 {int(number): trajectory_from_plain(each) for number, each in saved["ended"].items()},
             )
+        self.flying.restore(state["begun"])
         for entry in self.ledger.running:
             self._begin(entry)
-        self._restarted = list(self.ledger.running) if self._roles.worlds else []
-        self.flying.restore(state["begun"])
+        self._restarted = [entry for entry in self.ledger.running if self.flying.began_again(entry.serial)]

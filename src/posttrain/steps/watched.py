@@ -13,7 +13,7 @@ _ALL_SEEN = 1 << 62  # tokens, of other requests
 
 @dataclass(slots=True)
 class Watched:
-    """By the name of its request: the episode and the turn, and how many of its tokens the host has."""
+    """The turns by the names of their requests, and how many tokens of each the host has."""
 
     host: EnvHost
     _turns: dict[str, tuple[str, str]] = field(default_factory=dict)

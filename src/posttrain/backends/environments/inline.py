@@ -26,10 +26,10 @@ class InlineHost:
     def load(self, names: Sequence[str]) -> dict[str, str]:
         return loading_failures(names)
 
-    def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
+    def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
         def begin() -> dict[str, Any]:
-            self._episodes[episode] = HostedEpisode(spec, seed)
-            return self._episodes[episode].reset()
+            self._episodes[episode] = hosted = HostedEpisode(spec, seed)
+            return hosted.reset() if saved is None else hosted.restore(saved)
 
         self._do(episode, begin, start_of)
 

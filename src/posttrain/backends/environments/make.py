@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import random
 import sys
@@ -19,6 +20,7 @@ from posttrain.interfaces.env import (
     EnvAsk,
     EnvBuilder,
     EnvFailed,
+    EnvRestored,
     EnvSpec,
     EnvStart,
     EnvStep,
@@ -50,6 +52,7 @@ class HostedEpisode:
             numpy.random.seed(seed)
         self._env: Any = make(spec)  # an Env or an AskingEnv
         self._seed = seed
+        self._saves = spec.saves
 
     @property
     def asks(self) -> bool:
@@ -66,12 +69,19 @@ class HostedEpisode:
     def reset(self) -> dict[str, Any]:
         if self.asks:
             raise BadAnswer("it asks for turns by itself, for which it needs a process (environment.workers above 0)")
-        return _plain(self._done(self._env.reset(self._seed)), EnvStart)
+        return {**_plain(self._done(self._env.reset(self._seed)), EnvStart), "saved": self._state()}
+
+    def restore(self, saved: Any) -> dict[str, Any]:
+        """Continue a saved episode, in place of ``reset``."""
+        if not self._can_be_saved:
+            raise BadAnswer("it was saved and has no restore and state any more")
+        self._done(self._env.restore(saved))
+        return {"restored": True}
 
     def step(self, action: str, cut: bool = False) -> dict[str, Any]:
         if cut and callable(tell := getattr(self._env, "turn_was_cut", None)):
             tell()
-        return _plain(self._done(self._env.step(action)), EnvStep)
+        return {**_plain(self._done(self._env.step(action)), EnvStep), "saved": self._state()}
 
     def close(self) -> dict[str, Any]:
         try:
@@ -81,6 +91,20 @@ class HostedEpisode:
             return {"metrics": dict(metrics)}
         finally:
             self._loop.close()
+
+    @property
+    def _can_be_saved(self) -> bool:
+        return all(callable(getattr(self._env, name, None)) for name in ("state", "restore"))
+
+    def _state(self) -> Any:
+        """The environment's state, where it is wanted and can be had."""
+        if not (self._saves and self._can_be_saved):
+            return None
+        state = self._env.state()
+        try:
+            return json.loads(json.dumps(state))
+        except (TypeError, ValueError) as error:
+            raise BadAnswer(f"state returned what is no JSON value: {error}") from None
 
     def _done(self, value: T | Awaitable[T]) -> T:
         return self._loop.run(_awaited(value)) if inspect.isawaitable(value) else value
@@ -157,15 +181,18 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
     return EnvSpec(**plain)
 
 
-def start_of(plain: Any) -> EnvStart | EnvFailed:
-    """Check and convert the value of ``HostedEpisode.reset``: the environment is not the trainer's code."""
+def start_of(plain: Any) -> EnvStart | EnvRestored | EnvFailed:
+    """Check and convert the value of ``HostedEpisode.reset`` or ``restore``: the environment is not the trainer's code."""
     try:
         values = _mapping(json_text.whole_characters(plain))
+        if values.get("restored") is True:
+            return EnvRestored()
         return EnvStart(
             messages=_messages(values, "messages", EnvStart),
             tools=_messages(values, "tools", EnvStart, role=False),
             state_key=_text(values, "state_key"),
             max_response_tokens=_count(values, "max_response_tokens"),
+            saved=values.get("saved"),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"reset: {error}")
@@ -192,6 +219,7 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
             conversation=None if edited is None else _messages(values, "conversation", EnvStep),
             tools=None if values.get("tools") is None else _messages(values, "tools", EnvStep, role=False),
             max_response_tokens=_count(values, "max_response_tokens"),
+            saved=values.get("saved"),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"step: {error}")

@@ -84,7 +84,7 @@ class ProcessHost:
         )
         self._workers: list[_Worker] = []
         self._by_episode: dict[str, _Worker] = {}
-        self._queue: deque[tuple[str, EnvSpec, int]] = deque()
+        self._queue: deque[tuple[str, EnvSpec, int, Any]] = deque()
         self._events: list[tuple[str, EnvEvent]] = []
 
     def load(self, names: Sequence[str]) -> dict[str, str]:
@@ -101,8 +101,8 @@ class ProcessHost:
             return {", ".join(names): f"importing {end}"}
         return failures
 
-    def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
-        self._queue.append((episode, spec, seed))
+    def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
+        self._queue.append((episode, spec, seed, saved))
         self._fill()
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:
@@ -166,11 +166,11 @@ class ProcessHost:
                 if len(self._workers) >= self._most:
                     return
                 worker = self._fork()
-            episode, spec, seed = self._queue.popleft()
+            episode, spec, seed, saved = self._queue.popleft()
             worker.episode, worker.told = episode, True
             self._by_episode[episode] = worker
             try:
-                command = {"do": "start", "spec": plain_spec(spec), "seed": seed}
+                command = {"do": "start", "spec": plain_spec(spec), "seed": seed, "saved": saved}
                 wire.to_bytes(command)
             except (TypeError, ValueError) as error:
                 self._tell(worker, EnvFailed(INVALID, f"the row cannot be handed to an environment: {error}"))

@@ -43,9 +43,10 @@ def preload(
 def serve(fd: int) -> None:
     """Answer commands until the socket ends.
 
-    Commands: {"do": "load", "names": …}, {"do": "start", "spec": …, "seed": …}, {"do": "step", "action": …, "cut": …},
-    {"do": "answer", "turn": …, …}, {"do": "close"}. Answers: {"ok": what the environment returned}, or {"failed": [reason,
-    detail]}. The start of an environment that asks for turns by itself is answered by {"ok": "asks"}; its events come as
+    Commands: {"do": "load", "names": …}, {"do": "start", "spec": …, "seed": …, "saved": …}, {"do": "close"},
+    {"do": "step", "action": …, "cut": …}, {"do": "answer", "turn": …, …}. Answers: {"ok": what the environment returned},
+    or {"failed": [reason, detail]}. The start of an environment that asks for turns by itself is answered by
+    {"ok": "asks"}; its events come as
     {"event": …}, and an answered turn has no answer.
     """
     with contextlib.suppress(PipeClosed, ValueError):  # the trainer has gone
@@ -88,6 +89,8 @@ class _Hosting:
             case "start":
                 self._episode = None
                 self._episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
+                if (saved := command.get("saved")) is not None:
+                    return self._episode.restore(saved)
                 return "asks" if self._episode.asks else self._episode.reset()
         assert self._episode is not None
         match command["do"]:

@@ -71,7 +71,7 @@ class OpenHost:
     def load(self, names: Sequence[str]) -> dict[str, str]:
         return {}
 
-    def start(self, episode: str, spec: EnvSpec, seed: int) -> None:
+    def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
         with self._changed:
             self._places.add(Place(episode, spec, seed))
             self._changed.notify_all()

@@ -1,0 +1,75 @@
+"""An episode in the middle, as plain values for checkpoints: its tokens, its turn in progress, and its environment's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.records.saved_groups import (
+    trajectory_from_plain,
+    trajectory_to_plain,
+    unfinished_from_plain,
+    unfinished_to_plain,
+)
+from posttrain.records.trajectories import StopReason, Turn
+from posttrain.steps.episode import Episode
+
+_TURNS: Final = TypeAdapter(list[Turn])
+_AS_THEY_ARE = ("state_key", "sealed", "used", "used_elsewhere", "count", "env_stop")
+_LISTS = ("messages", "tools", "ids", "logprobs", "mask", "prompt_ids")
+
+
+def can_be_saved(episode: Episode) -> bool:
+    """Return False for episodes that show images, which begin again."""
+    return episode.shown is None and episode.read is None and all(each.images is None for each in episode.earlier)
+
+
+def episode_to_plain(episode: Episode) -> dict[str, Any]:
+    return {
+        **{name: getattr(episode, name) for name in _AS_THEY_ARE},
+        **{name: list(getattr(episode, name)) for name in _LISTS},
+        "metrics": dict(episode.metrics),
+        "stop_reason": str(episode.stop_reason),
+        "turns": _TURNS.dump_python(episode.turns, mode="json"),
+        "earlier": [trajectory_to_plain(each) for each in episode.earlier],
+        "last": None if episode.last is None else trajectory_to_plain(episode.last),
+    }
+
+
+def episode_from_plain(new: Episode, plain: Mapping[str, Any]) -> Episode:
+    """Return a new episode as it was when it was saved."""
+    unchanged: dict[str, Any] = {name: plain[name] for name in _AS_THEY_ARE}
+    lists: dict[str, Any] = {name: list(plain[name]) for name in _LISTS if name != "prompt_ids"}
+    return replace(
+        new,
+        **unchanged,
+        **lists,
+        prompt_ids=tuple(plain["prompt_ids"]),
+        metrics=dict(plain["metrics"]),
+        stop_reason=StopReason(plain["stop_reason"]),
+        turns=_TURNS.validate_python(plain["turns"]),
+        earlier=[trajectory_from_plain(each) for each in plain["earlier"]],
+        last=None if plain["last"] is None else trajectory_from_plain(plain["last"]),
+    )
+
+
+def request_to_plain(request: Request) -> dict[str, Any]:
+    """Return a turn that the policy takes, with the tokens that it has."""
+    return {
+        "sample_id": request.sample_id,
+        "token_ids": list(request.token_ids),
+        "max_response_tokens": request.max_response_tokens,
+        "conversation": request.conversation,
+        "seed": request.seed,
+        "draws_as": request.draws_as,
+        "begun": None if request.begun is None else unfinished_to_plain(request.begun),
+    }
+
+
+def request_from_plain(plain: Mapping[str, Any]) -> Request:
+    begun = None if plain["begun"] is None else unfinished_from_plain(plain["begun"])
+    return Request(**{**plain, "token_ids": tuple(plain["token_ids"]), "begun": begun})
