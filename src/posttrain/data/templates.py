@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,23 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
+def _with_arguments_as_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages whose calls have their arguments as JSON texts."""
+
+    def as_text(call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+            return call
+        return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+    return [
+        {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
 def render(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
@@ -114,14 +132,24 @@ def render(
     own = {name: value for name, value in options.items() if name != TEMPLATE}
     if problems := check_template(tokenizer, own, replaced=options.get(TEMPLATE) is not None):
         raise ModelError(problems)
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+
+    def rendered(given: Sequence[Mapping[str, Any]]) -> Any:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in given],
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             tools=[dict(tool) for tool in tools] or None,
             **options,
         )
+
+    try:
+        try:
+            text = rendered(messages)
+        except TypeError:
+            # Templates of DeepSeek's models join the arguments of calls to a text, and fail where they are objects.
+            if (as_texts := _with_arguments_as_texts(messages)) == list(messages):
+                raise
+            text = rendered(as_texts)
     except TemplateSyntaxError as error:
         raise ModelError(
             Problem(

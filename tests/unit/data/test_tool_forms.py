@@ -20,15 +20,16 @@ CALLS = {
     "hermes": "<tool_call>\n{{ {'name': f.name, 'arguments': f.arguments} | tojson }}\n</tool_call>",
     "qwen3_coder": (
         "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n"
-        "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+        "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}"
+        "\n</parameter>\n{% endfor %}</function>\n</tool_call>"
     ),
     "glm": (
-        "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>"
-        "{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>"
+        "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}\n<arg_key>{{ k }}</arg_key>\n<arg_value>"
+        "{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}\n</tool_call>"
     ),
     "seed": (
         "<seed:tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>"
-        "{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>"
+        "{{ v | string }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>"  # objects as Python writes them
     ),
     "minimax": (
         '<minimax:tool_call>\n<invoke name="{{ f.name }}">\n{% for k, v in f.arguments.items() %}<parameter name="{{ k }}">'
@@ -39,14 +40,14 @@ CALLS = {
         "{{ f.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>"
     ),
     "deepseek": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}"
+        "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments }}"  # a text
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "gemma": (
         '{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}{% raw %}{{% endraw %}'
         "{% for k, e in v.items() %}{{ k }}:{{ value(e) }}{{ ',' if not loop.last }}{% endfor %}{% raw %}}{% endraw %}"
         "{% elif v is iterable %}[{% for e in v %}{{ value(e) }}{{ ',' if not loop.last }}{% endfor %}]"
-        "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        "{% elif v is boolean %}{{ v | tojson }}{% else %}{{ v }}{% endif %}{% endmacro %}"  # None as Python writes it
         "<|tool_call>call:{{ f.name }}{{ value(f.arguments) }}<tool_call|>"
     ),
     "gpt_oss": (

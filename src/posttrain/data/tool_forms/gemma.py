@@ -20,6 +20,9 @@ _HEAD = re.compile(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", re.DOTALL)
 _QUOTED = re.compile(r'(<\|"\|>.*?<\|"\|>|<escape>.*?<escape>|"(?:[^"\\]|\\.)*")', re.DOTALL)
 _BARE_KEY = re.compile(r"""([{,]\s*)([^\s{},:\[\]"\\]+)\s*:""")
 
+_WORDS = {"None": "null", "True": "true", "False": "false"}  # as the template writes them in places
+_WORD = re.compile(r"(?<=[:,\[])(?:None|True|False)(?=[,\]}])")
+
 
 @TOOL_FORMS.register(
     "gemma",
@@ -56,7 +59,7 @@ def _object(text: str) -> Any:
             texts.append(json.loads(quoted))
         return f'"\\u0000{len(texts) - 1}"'
 
-    bare = _QUOTED.sub(aside, text)
+    bare = _WORD.sub(lambda found: _WORDS[found[0]], _QUOTED.sub(aside, text))
     return _with_texts(json_text.loads(_BARE_KEY.sub(r'\1"\2":', bare)), texts)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.libraries import json_text
+
+_LONGEST_LITERAL = 100_000  # characters
 
 
 def call_with_json(name: str, arguments: str, *, call_id: str = "") -> ToolCall:
@@ -37,8 +41,19 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     try:
         value = json_text.loads(word)
     except (ValueError, RecursionError):
-        return text
+        value = _as_python_writes_it(stripped, text)
     return text if isinstance(value, str) or ("string" in kinds and not _fits(value, kinds)) else value
+
+
+def _as_python_writes_it(text: str, otherwise: str) -> Any:
+    """Return a list or an object that is written as a Python literal, as Seed's template writes it."""
+    if not text.startswith(("[", "{")) or len(text) > _LONGEST_LITERAL:
+        return otherwise
+    try:
+        value = ast.literal_eval(text)  # reads literals alone: nothing is evaluated
+        return value if json_text.loads(json.dumps(value)) == value else otherwise
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return otherwise
 
 
 def _kinds(schema: object, name: str) -> list[str]:
