@@ -129,6 +129,12 @@ class KeyValueCache:
             self.prompts.make_room(slots, longest, most_slots=self.most_slots)
         self._parts = list(parts)
 
+    @property
+    def parts(self) -> Sequence[tuple[int, int, int, int]]:
+        """The parts of the announced prefill."""
+        assert self._parts is not None
+        return self._parts
+
     def decoding(self, prompt_slots: Sequence[int], prompt_lens: Sequence[int], response_lens: Sequence[int]) -> None:
         """Announce a pass over one token for each of the first slots.
 
@@ -161,6 +167,7 @@ class KeyValueCache:
         for row, slot in enumerate(prompt_slots):
             lines[slot].append(row)
         self._per_prompt = max(len(line) for line in lines)
+        self.order = torch.tensor([row for line in lines for row in line], device=device)
         order = [row for line in lines for row in line + [0] * (self._per_prompt - len(line))]
         back = [0] * rows
         for slot, line in enumerate(lines):

@@ -1,9 +1,9 @@
-"""Fast decoding pass: one token per row, with the layers of a Hugging Face model read as plain weights.
+"""Fast passes over packed prompts and over one token per row, with the layers of a Hugging Face model read as plain weights.
 
-The modules of transformers are written for any use; with one token per sequence they spend most of their time outside the
-products. This pass makes the same calculation with fewer and larger products, compiled kernels in between, and for parts
-without kernels the model's own modules and operations of torch. Support is not a list of model names: it is tested against
-the model itself.
+The modules of transformers are written for any use; they spend much of a prefill, and most of a pass over one token per
+sequence, outside the products. These passes make the same calculation with fewer and larger products, compiled kernels in
+between, and for parts without kernels the model's own modules and operations of torch. Support is not a list of model names:
+it is tested against the model itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from posttrain.backends.rollout.native.kernels import LANES, Kernels
 from posttrain.backends.rollout.native.products import Product, stacked_product
 from posttrain.models.fused_layers import GEMMA_NORMS, LLAMA_NORMS
 from posttrain.models.lora import effective_weight
+from posttrain.models.packed_attention import Packed, attend_packed
 
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH_PARTS = LAYER_PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -31,9 +33,14 @@ NORMED_ATTENTION_PARTS = ATTENTION_PARTS | {"q_norm", "k_norm"}
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 SILU = (nn.SiLU, SiLUActivation)
+PREFILL_ROWS = (
+    512  # tokens that go through a layer at a time: what is between its products then stays in a processor's cache
+)
 
 Turn = tuple[Tensor, Tensor]
 Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
+# From a layer's number, its queries and keys, values and turn, as Kernels.attend takes them: its attention.
+Attend = Callable[[int, Tensor, Tensor, Turn], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,9 +165,34 @@ class Decoder:
         """
         hidden = self.body.embed_tokens(token_ids)
         turns = self.rotation(hidden, positions)
+        attend = self.over_cache(cache)
         for number in range(len(self.layers)):
-            hidden = self.layer_step(number, hidden, turns, cache)
+            hidden = self.layer_step(number, hidden, turns, attend)
         return self.norm(hidden)
+
+    def prefill(
+        self, token_ids: Tensor, positions: Tensor, layout: Packed, cache: KeyValueCache, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Return the last hidden states of packed prompts, announced to the cache, and store their keys and values.
+
+        Args: token_ids, positions [N] int64; layout: that of the row; wanted [n] int64: tokens whose states are returned, None:
+            all. Returns: [n or N, hidden].
+        """
+        hidden = self.body.embed_tokens(token_ids)
+        turns = self.rotation(hidden, positions)
+        pieces = self._pieces(len(token_ids))
+        attends = [self.over_prompts(cache, layout, *piece) for piece in pieces]
+        of_pieces = [{kind: (cos[a:b], sin[a:b]) for kind, (cos, sin) in turns.items()} for a, b in pieces]
+        for number in range(len(self.layers)):
+            for (begin, end), attend, turn in zip(pieces, attends, of_pieces, strict=True):
+                hidden[begin:end] = self.layer_step(number, hidden[begin:end], turn, attend)
+        return self.norm(hidden if wanted is None else hidden[wanted])
+
+    def _pieces(self, tokens: int) -> list[tuple[int, int]]:
+        """Cut a row into pieces of about equal size, (begin, end) each; attention by operations of torch takes the whole row."""
+        count = -(-tokens // PREFILL_ROWS) if self._compiled_attention else 1
+        bounds = [tokens * number // count for number in range(count + 1)]
+        return list(pairwise(bounds))
 
     def rotation(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Turn]:
         """Return cosines and signed sines of the position embedding, [rows, 1, head_dim] each, for every kind of layer.
@@ -176,10 +208,10 @@ class Decoder:
             found[kind] = (cos.contiguous(), torch.cat([-first, second], dim=-1))
         return found
 
-    def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], cache: KeyValueCache) -> Tensor:
+    def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], attend: Attend) -> Tensor:
         """Return the output of layer ``number``, [rows, hidden]."""
         layer = self.layers[number]
-        mixed = self._attend(number, layer, layer.norms["input_layernorm"](hidden), turns[self.kinds[number]], cache)
+        mixed = self._mix(number, layer, layer.norms["input_layernorm"](hidden), turns[self.kinds[number]], attend)
         if self.sandwich:
             hidden = layer.norms["post_attention_layernorm"](mixed).add_(hidden)
             changed = self._mlp(layer, layer.norms["pre_feedforward_layernorm"](hidden))
@@ -190,18 +222,55 @@ class Decoder:
     def _mlp(self, layer: _Layer, normed: Tensor) -> Tensor:
         return layer.down(layer.activation(layer.gate_up(normed)))
 
-    def _attend(self, number: int, layer: _Layer, normed: Tensor, turn: Turn, cache: KeyValueCache) -> Tensor:
+    def _mix(self, number: int, layer: _Layer, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
         turned = self.heads + self.kv_heads
         projected = layer.query_key_value(normed).view(len(normed), turned + self.kv_heads, self.head_dim)
         query_key, value = projected[:, :turned], projected[:, turned:]
         if "q_norm" in layer.norms:
             query, key = query_key.split([self.heads, self.kv_heads], dim=1)
             query_key = torch.cat([layer.norms["q_norm"](query), layer.norms["k_norm"](key)], dim=1)
-        settings = self.attention_settings[number]
-        if self.kernels is not None and self.head_dim % LANES == 0:
-            return layer.output(self.kernels.attend(cache, number, query_key, value, turn, *settings))
+        return layer.output(attend(number, query_key, value, turn))
+
+    @property
+    def _compiled_attention(self) -> bool:
+        return self.kernels is not None and self.head_dim % LANES == 0
+
+    def over_cache(self, cache: KeyValueCache) -> Attend:
+        """Return the attention of one new token per row, which is announced to the cache."""
+
+        def compiled(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
+            assert self.kernels is not None
+            return self.kernels.attend(cache, number, query_key, value, turn, *self.attention_settings[number])
+
+        def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
+            query, key = self._turned(query_key, turn)
+            cache.write(number, key, value)
+            return cache.attend(number, query, *self.attention_settings[number]).flatten(1)
+
+        return compiled if self._compiled_attention else plain
+
+    def over_prompts(self, cache: KeyValueCache, layout: Packed, begin: int, end: int) -> Attend:
+        """Return the attention of the tokens from ``begin`` to ``end`` of packed prompts, which are announced to the cache; it
+        holds those before ``begin`` already."""
+        cut = ((max(start, begin), min(stop, end), slot, known - start) for start, stop, slot, known in cache.parts)
+        found = [(a - begin, b - begin, slot, a + shift) for a, b, slot, shift in cut if a < b]
+        parts = torch.tensor(found, dtype=torch.int64).T.contiguous()
+
+        def compiled(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
+            assert self.kernels is not None
+            return self.kernels.prefill(cache, number, parts, query_key, value, turn, *self.attention_settings[number])
+
+        def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
+            query, key = self._turned(query_key, turn)
+            keys, values = cache.update(key.transpose(0, 1)[None], value.transpose(0, 1)[None], number)
+            asked = query.transpose(0, 1)[None]
+            return attend_packed(asked, keys, values, layout, *self.attention_settings[number])[0].flatten(1)
+
+        return compiled if self._compiled_attention else plain
+
+    def _turned(self, query_key: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys by their positions."""
         cos, sin = turn
         query_key = torch.addcmul(query_key * cos, query_key.roll(self.head_dim // 2, dims=-1), sin)
         query, key = query_key.split([self.heads, self.kv_heads], dim=1)
-        cache.write(number, key, value)
-        return layer.output(cache.attend(number, query, *settings).flatten(1))
+        return query, key

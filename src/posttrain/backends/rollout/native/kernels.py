@@ -21,6 +21,7 @@ from posttrain.libraries.compilers import find_compiler
 from posttrain.libraries.folders import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = tuple(SOURCE.with_name(name) for name in ("lanes.h", "attention.h"))
 # The processor's own instructions; IEEE floating-point numbers, except for errno and traps, which are unused.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fopenmp")
 COMPILE_TIMEOUT_S = 120
@@ -34,9 +35,22 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim", "window")),
         *((name, ctypes.c_int64) for name in ("prompt_room", "response_room", "query_key_stride", "value_stride")),
-        *((name, ctypes.c_void_p) for name in ("prompt_slots", "prompt_lens", "places")),
+        *((name, ctypes.c_void_p) for name in ("order", "prompt_slots", "prompt_lens", "places")),
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "prompt_keys", "prompt_values")),
         *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int),
+    )
+
+
+class _Prefill(ctypes.Structure):
+    """Arguments of the attention kernel for prompts, as in kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("pieces", "heads", "kv_heads", "dim", "window", "room")),
+        *((name, ctypes.c_int64) for name in ("query_key_stride", "value_stride")),
+        *((name, ctypes.c_void_p) for name in ("starts", "ends", "slots", "known")),
+        *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "keys", "values", "output")),
         ("scaling", ctypes.c_float),
         ("threads", ctypes.c_int),
     )
@@ -55,7 +69,9 @@ class Kernels:
         self._swiglu.argtypes = (pointer, number, number, pointer, threads)
         self._attend = getattr(library, f"attend_{DTYPES[dtype]}")
         self._attend.argtypes = (ctypes.POINTER(_Attention),)
-        for function in (self._norm, self._swiglu, self._attend):
+        self._prefill = getattr(library, f"prefill_{DTYPES[dtype]}")
+        self._prefill.argtypes = (ctypes.POINTER(_Prefill),)
+        for function in (self._norm, self._swiglu, self._attend, self._prefill):
             function.restype = None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, *, one_more: bool) -> Tensor:
@@ -87,7 +103,8 @@ class Kernels:
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row.
+        """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row. Rows of one
+        prompt read it together.
 
         Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
             turn: see Decoder.rotation; scaling, window: see KeyValueCache.attend.
@@ -109,6 +126,7 @@ class Kernels:
                 response_room=responses.length,
                 query_key_stride=query_key.stride(0),
                 value_stride=value.stride(0),
+                order=cache.order.data_ptr(),
                 prompt_slots=cache.prompt_slots.data_ptr(),
                 prompt_lens=cache.prompt_lens.data_ptr(),
                 places=cache.places.data_ptr(),
@@ -120,6 +138,56 @@ class Kernels:
                 prompt_values=prompts.values[layer].data_ptr(),
                 response_keys=responses.keys[layer].data_ptr(),
                 response_values=responses.values[layer].data_ptr(),
+                output=output.data_ptr(),
+                scaling=scaling,
+                threads=torch.get_num_threads(),
+            )
+        )
+        return output
+
+    def prefill(
+        self,
+        cache: KeyValueCache,
+        layer: int,
+        parts: Tensor,
+        query_key: Tensor,
+        value: Tensor,
+        turn: tuple[Tensor, Tensor],
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
+        attention of every token over what its slot then holds.
+
+        Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
+            query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
+            turn: see Decoder.rotation; scaling, window: see KeyValueCache.attend.
+        Returns: [rows, heads * head_dim]; rows in no part are not set.
+        """
+        rows, turned, dim = query_key.shape
+        heads, (cos, sin), prompts = turned - cache.kv_heads, turn, cache.prompts
+        output = query_key.new_empty(rows, heads * dim)
+        starts, ends, slots, known = parts
+        self._prefill(
+            _Prefill(
+                pieces=parts.shape[1],
+                heads=heads,
+                kv_heads=cache.kv_heads,
+                dim=dim,
+                window=window or 0,
+                room=prompts.length,
+                query_key_stride=query_key.stride(0),
+                value_stride=value.stride(0),
+                starts=starts.data_ptr(),
+                ends=ends.data_ptr(),
+                slots=slots.data_ptr(),
+                known=known.data_ptr(),
+                query_key=query_key.data_ptr(),
+                value=value.data_ptr(),
+                cos=cos.data_ptr(),
+                sin=sin.data_ptr(),
+                keys=prompts.keys[layer].data_ptr(),
+                values=prompts.values[layer].data_ptr(),
                 output=output.data_ptr(),
                 scaling=scaling,
                 threads=torch.get_num_threads(),
@@ -151,7 +219,9 @@ def _library() -> ctypes.CDLL | str:
 def _compiled(compiler: str, folder: Path) -> Path:
     """Return the shared library, compiled by the first process that needs it for this source, compiler and processor."""
     version = _run([compiler, "--version"])
-    key = hashlib.sha256(SOURCE.read_bytes() + "\n".join([*FLAGS, version, _processor()]).encode())
+    key = hashlib.sha256(
+        b"".join(file.read_bytes() for file in (SOURCE, *HEADERS)) + "\n".join([*FLAGS, version, _processor()]).encode()
+    )
     path = folder / f"{key.hexdigest()[:32]}.so"
     if path.exists():
         return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,8 +70,15 @@ class TokenPass:
             (temperature 1, uncut), [N] nats, for which not all logits are kept where the head's form is known; and the likeliest
             tokens at each place with their log-probs, in descending order, where requested.
         """
-        if following is not None and self.decoder is not None:
-            states = last_hidden_states(self.model, layout, **inputs, past_key_values=cache)[0]
+        if self.decoder is not None and (following is not None or _plain(inputs)):
+            if _plain(inputs):
+                wanted = ends if following is None else None
+                ids, positions = inputs["input_ids"][0], inputs["position_ids"][0]
+                states = self.decoder.prefill(ids, positions, layout, cache, wanted)
+            else:
+                states = last_hidden_states(self.model, layout, **inputs, past_key_values=cache)[0]
+            if following is None:
+                return self.logits(states), None, []
             if top > 0:
                 return self.logits(states[ends]), *_likeliest(
                     map(self.logits, states.split(LOGIT_ROWS)), following, top
@@ -111,6 +118,11 @@ class TokenPass:
         if self._form.softcap is not None:
             logits = self._form.softcap * torch.tanh(logits / self._form.softcap)
         return logits
+
+
+def _plain(inputs: Mapping[str, Any]) -> bool:
+    """Return True for tokens with one position each: no images, and no positions in a plane."""
+    return set(inputs) == {"input_ids", "position_ids"} and inputs["position_ids"].dim() == 2
 
 
 def _likeliest(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.decoder import Decoder, unknown_parts
+from posttrain.backends.rollout.native.decoder import Attend, Decoder, unknown_parts
 from posttrain.backends.rollout.native.kernels import Kernels
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, head_form
@@ -40,51 +43,75 @@ def fast_pass(model: PreTrainedModel, kernels: Kernels | None = None) -> tuple[D
 
 
 def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
-    """Return where the fast pass and the model differ on one token after a short prompt; "" when nowhere.
+    """Return where the fast passes and the model differ, on a short prompt and one token after it; "" when nowhere.
 
     The model's pass is observed for the scaling and window of each layer's attention, which are set in the decoder.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
     tokens = torch.arange(1, PROMPT + 2, device=model.device) * (vocabulary // (PROMPT + 2))
     places = torch.arange(PROMPT + 1, device=model.device)
-    cache = KeyValueCache.of(model)
+    cache, own_cache = KeyValueCache.of(model), KeyValueCache.of(model)
     cache.prefilling([(0, PROMPT, 0, 0)])
-    model(
-        input_ids=tokens[None, :-1],
-        position_ids=places[None, :-1],
-        past_key_values=cache,
-        attention_layout=packed_layout([PROMPT], model.device),
-        use_cache=False,
-    )
+    own_cache.prefilling([(0, PROMPT, 0, 0)])
+    layout = packed_layout([PROMPT], model.device)
+    with _watching(decoder) as prefilled:
+        model(
+            input_ids=tokens[None, :-1],
+            position_ids=places[None, :-1],
+            past_key_values=cache,
+            attention_layout=layout,
+            use_cache=False,
+        )
     cache.decoding([0], [PROMPT], [0])
     watched = _WatchedCache(cache)
-    passed: list[tuple[Tensor, Tensor]] = []  # input and output of each layer, [1, 1, hidden]
-
-    def watch(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        passed.append((given[0], output))
-
-    hooks = [layer.register_forward_hook(watch) for layer in decoder.body.layers]
-    try:
+    with _watching(decoder) as decoded:
         logits_by_modules(model, tokens[-1:], places[-1:], cache, CachedRows(watched))
-    finally:
-        for hook in hooks:
-            hook.remove()
     layers = len(decoder.body.layers)
-    if sorted(watched.settings) != list(range(layers)) or len(passed) != layers:
+    if sorted(watched.settings) != list(range(layers)) or len(decoded) != layers or len(prefilled) != layers:
         return "its layers are not computed once each"
     decoder.attention_settings = [watched.settings[layer] for layer in range(layers)]
     decoder.read_weights()
-    embedded = decoder.body.embed_tokens(tokens[-1:])
-    if not torch.allclose(embedded, passed[0][0][:, -1]):
-        return f"{type(model).__name__} changes its embeddings before the first layer"
-    turns = decoder.rotation(embedded, places[-1:])
-    for number, (given, expected) in enumerate((given[:, -1], output[:, -1].float()) for given, output in passed):
-        got = decoder.layer_step(number, given, turns, cache).float()
+    over_prompts = decoder.over_prompts(own_cache, layout, 0, PROMPT)
+    reason = _first_difference(decoder, tokens[:-1], places[:-1], prefilled, over_prompts)
+    if reason:
+        return reason
+    # Also shows that the passes agree about what is in a cache.
+    own_cache.decoding([0], [PROMPT], [0])
+    return _first_difference(decoder, tokens[-1:], places[-1:], decoded, decoder.over_cache(own_cache))
+
+
+@contextmanager
+def _watching(decoder: Decoder) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Record what every layer of the model is given and what it returns, [rows, hidden] each."""
+    passed: list[tuple[Tensor, Tensor]] = []
+
+    def watch(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        passed.append((given[0].flatten(0, 1), output.flatten(0, 1)))
+
+    hooks = [layer.register_forward_hook(watch) for layer in decoder.body.layers]
+    try:
+        yield passed
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first_difference(
+    decoder: Decoder, tokens: Tensor, places: Tensor, passed: Sequence[tuple[Tensor, Tensor]], attend: Attend
+) -> str:
+    """Return which layer gives another result than the model's, for these tokens; "" when none does."""
+    name = type(decoder.model).__name__
+    embedded = decoder.body.embed_tokens(tokens)
+    if not torch.allclose(embedded, passed[0][0]):
+        return f"{name} changes its embeddings before the first layer"
+    turns = decoder.rotation(embedded, places)
+    for number, (given, output) in enumerate(passed):
+        expected, got = output.float(), decoder.layer_step(number, given, turns, attend).float()
         # Compare the layer's contribution only: the residual it is added to can be so large that only its rounding shows.
-        scale = (expected - given.float()).norm() + 0.01 * expected.norm()
-        apart = float((got - expected).norm() / scale)
-        if not apart <= TOLERANCE.get(model.dtype, 0.0):
-            return f"layer {number} of {type(model).__name__} gives another result ({apart:.1g} apart)"
+        scale = (expected - given.float()).norm(dim=1) + 0.01 * expected.norm(dim=1)
+        apart = float(((got - expected).norm(dim=1) / scale).max())
+        if not apart <= TOLERANCE.get(decoder.model.dtype, 0.0):
+            return f"layer {number} of {name} gives another result ({apart:.1g} apart)"
     return ""
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
@@ -161,6 +161,84 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     cache.decoding([1], [17], [20])
     alone = kernels.attend(cache, 0, query_key[2:], value[2:], (turn[0][2:], turn[1][2:]), 0.3, None)
     assert torch.equal(alone[0], together[2])
+
+
+@DTYPES
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 90)), min_size=1, max_size=3),
+    shared=st.sampled_from([1, 3, 7]),
+    dim=st.sampled_from([16, 64, 80]),
+    window=st.sampled_from([None, 1, 20]),
+    long=st.booleans(),
+)
+@settings(max_examples=25)
+def test_attention_of_prompts(
+    dtype: torch.dtype, parts: list[tuple[int, int]], shared: int, dim: int, window: int | None, long: bool
+) -> None:
+    """Of parts with (known tokens, new ones): no farther from the attention of all tokens in float64 than torch's own is, but
+    for a share of its rounding; what is stored can be read; numbers behind the end of a slot are never looked at."""
+    kernels = compiled(dtype)
+    torch.manual_seed(len(parts))
+    kv_heads, heads, rows = 2, 2 * shared, sum(new for _, new in parts)
+    if long:  # past a chunk of keys
+        parts[0] = (500, parts[0][1])
+    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=torch.device("cpu"))
+    ends = torch.tensor([new for _, new in parts]).cumsum(0).tolist()
+    cache.prefilling(
+        [(end - new, end, slot, known) for slot, (end, (known, new)) in enumerate(zip(ends, parts, strict=True))]
+    )
+    stored = cache.prompts.keys[0].transpose(2, 3), cache.prompts.values[0]  # [slots, kv_heads, tokens, dim]
+    for part, (known, _) in enumerate(parts):
+        for each in stored:
+            each[part].fill_(torch.nan)
+            each[part, :, :known] = torch.randn(kv_heads, known, dim).to(dtype)
+    projected = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype)
+    query_key, value = projected.clone().split([heads + kv_heads, kv_heads], dim=1)
+    cos, sin = torch.randn(2, rows, 1, dim).to(dtype)
+    numbers = torch.tensor(cache.parts).T.contiguous()
+    got = kernels.prefill(cache, 0, numbers, query_key, value, (cos, sin), 0.1, window)
+    turned = projected[:, : heads + kv_heads]
+    turned = (turned.float() * cos.float() + turned.roll(dim // 2, dims=-1).float() * sin.float()).to(dtype)
+    query, key = turned.split([heads, kv_heads], dim=1)
+    for start, end, slot, known in cache.parts:
+        count = known + end - start
+        keys, values = (each[slot, :, :count] for each in stored)
+        torch.testing.assert_close(keys[:, known:].transpose(0, 1), key[start:end], **CLOSE[dtype])
+        assert torch.equal(values[:, known:].transpose(0, 1), projected[start:end, heads + kv_heads :])
+        places = torch.arange(known, count)[:, None] - torch.arange(count)
+        seen = (places >= 0) & (places < (window or count))
+        asked = query[start:end].transpose(0, 1)
+        own = [
+            scaled_dot_product_attention(
+                *(each.to(kind) for each in (asked, keys, values)), attn_mask=seen, scale=0.1, enable_gqa=True
+            )
+            .transpose(0, 1)
+            .flatten(1)
+            for kind in (dtype, torch.float64)
+        ]
+        distance, of_torch = ((each.double() - own[1]).norm() / own[1].norm() for each in (got[start:end], own[0]))
+        assert distance <= max(1.1 * of_torch, CLOSE[dtype]["rtol"] / 4)
+
+
+@DTYPES
+def test_prompt_does_not_depend_on_where_it_is_cut(dtype: torch.dtype) -> None:
+    """To the bit: 600 tokens at once, and in two pieces."""
+    kernels = compiled(dtype)
+    query_key, value = torch.randn(600, 8, 16).to(dtype), torch.randn(600, 2, 16).to(dtype)
+    cos, sin = torch.randn(2, 600, 1, 16).to(dtype)
+
+    def run(*pieces: tuple[int, int]) -> Tensor:
+        cache = KeyValueCache(layers=1, kv_heads=2, head_dim=16, dtype=dtype, device=torch.device("cpu"))
+        cache.prefilling([(0, 600, 0, 0)])
+        outputs = []
+        for begin, end in pieces:
+            part = torch.tensor([[0], [end - begin], [0], [begin]])
+            turn = cos[begin:end], sin[begin:end]
+            given = query_key[begin:end].clone(), value[begin:end]
+            outputs.append(kernels.prefill(cache, 0, part, *given, turn, 0.3, None))
+        return torch.cat(outputs)
+
+    assert torch.equal(run((0, 600)), run((0, 211), (211, 600)))
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from posttrain.backends.rollout.native import decoder as decoder_module
 from posttrain.backends.rollout.native import token_pass as token_pass_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
-from posttrain.models.packed_attention import packed_layout
+from posttrain.models.packed_attention import continued_layout, packed_layout
 
 SIZES = {
     "vocab_size": 64,
@@ -91,6 +92,66 @@ def test_every_family_gives_the_models_own_logits(family: str) -> None:
     assert ("own modules" in token_pass.note) == (family in BY_MODULES)
     tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
+
+
+@torch.inference_mode()
+def prefilled(token_pass: TokenPass, prompts: list[torch.Tensor], known: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prefill prompts together, their first ``known`` tokens before the others. Returns: logits at their ends, and the log-probs
+    of the tokens after the known ones, but the first."""
+    cache = KeyValueCache.of(token_pass.model)
+    with token_pass.holding_weights():
+        for first, last in ((0, known), (known, None)):
+            cut = [prompt[first:last] for prompt in prompts]
+            ends = torch.tensor([len(each) for each in cut]).cumsum(0)
+            if not ends[-1]:
+                continue
+            parts = [
+                (int(end) - len(each), int(end), slot, first)
+                for slot, (end, each) in enumerate(zip(ends, cut, strict=True))
+            ]
+            cache.prefilling(parts)
+            tokens, places = torch.cat(cut), torch.cat([first + torch.arange(len(each)) for each in cut])
+            inputs = {"input_ids": tokens[None], "position_ids": places[None]}
+            layout = continued_layout([(first, len(each)) for each in cut])
+            logits, _, _ = token_pass.prefill(inputs, layout, cache, ends - 1, None)
+        _, logprobs, _ = token_pass.prefill(inputs, layout, cache, ends - 1, tokens.roll(-1))
+    assert logprobs is not None
+    return logits, torch.cat([logprobs[start : end - 1] for start, end, _, _ in parts])
+
+
+@pytest.mark.parametrize("family", FAST)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("known", [0, 7])
+def test_prefill_gives_the_models_own_logits(
+    family: str, dtype: torch.dtype, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, some of which hold the end of one prompt and the beginning of the next. In bfloat16, no farther from float32
+    than the model itself, but for its rounding."""
+    monkeypatch.setattr(decoder_module, "PREFILL_ROWS", 10)
+    model = build(family, dtype, **FAST[family])
+    token_pass = TokenPass(model)
+    assert token_pass.decoder is not None, token_pass.note
+    monkeypatch.setattr(model, "forward", None)  # by the fast pass alone
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(0, 64, (count,), generator=generator) for count in (9, 23, 8)]
+    got, logprobs = prefilled(token_pass, prompts, known)
+    monkeypatch.undo()
+    exact, own = model.float(), build(family, dtype, **FAST[family])
+    every, of_model = [], []
+    for prompt in prompts:
+        places, layout = torch.arange(len(prompt))[None], packed_layout([len(prompt)])
+        given = {"input_ids": prompt[None], "position_ids": places, "attention_layout": layout, "use_cache": False}
+        with torch.inference_mode():
+            every.append(exact(**given).logits[0])
+            of_model.append(own(**given).logits[0, -1])
+    ends = torch.stack([each[-1] for each in every])
+    distance, of_own = (got - ends).norm(), (torch.stack(of_model) - ends).norm()
+    assert distance <= (1e-4 * ends.norm() if dtype is torch.float32 else 1.5 * of_own)
+    expected = [
+        logits[known:-1].log_softmax(1).gather(1, prompt[known + 1 :, None])[:, 0]
+        for logits, prompt in zip(every, prompts, strict=True)
+    ]
+    torch.testing.assert_close(logprobs, torch.cat(expected), atol=1e-4 if dtype is torch.float32 else 0.15, rtol=1e-4)
 
 
 def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
