@@ -23,6 +23,10 @@ NEUTRAL = {
 }  # fmt: skip
 
 
+BOOLEANS = {"stream", "parallel_tool_calls"}
+ROLES = ("system", "user", "assistant", "tool")
+
+
 class Refused(Exception):
     """The request is rejected; the message is for the client, with the HTTP status."""
 
@@ -38,6 +42,8 @@ def word_problems(body: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={json.dumps(value)[:60]} is not supported"
         elif name not in HARMLESS and name not in NEUTRAL:
             yield f"{name} is not known"
+        elif name in BOOLEANS and value not in (None, True, False):
+            yield f"{name} is {json.dumps(value)[:60]}; use true or false"
 
 
 def check_model(body: Mapping[str, Any], name: str) -> None:
@@ -50,6 +56,11 @@ def tool_problems(body: Mapping[str, Any]) -> Iterator[str]:
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         yield "tools must be a list of functions"
+        return
+    for place, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            yield f"tools[{place}] is no function with a name"
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         yield f"tool_choice is {json.dumps(choice)[:60]}; use auto (the model chooses) or none (no tools are offered)"
 
@@ -75,28 +86,58 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     """Convert messages to the form of chat templates: content as text, arguments of tool calls as objects. Raises: Refused."""
     if not isinstance(given, list) or not given:
         raise Refused("messages must be a list of at least one message")
-    return [_message(number, message) for number, message in enumerate(given)]
+    messages = [_message(number, message) for number, message in enumerate(given)]
+    for number, message in enumerate(messages):
+        if message["role"] == "tool":
+            _check_answer_of_tool(number, messages)
+    return messages
+
+
+def _check_answer_of_tool(number: int, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises: Refused for an answer of a tool that no call of the assistant's asked for."""
+    before = next((each for each in reversed(messages[:number]) if each["role"] != "tool"), None)
+    if before is None or before["role"] != "assistant":
+        raise Refused(f"messages[{number}] is the answer of a tool, and no message of the assistant is before it")
+    asked = [call.get("id") for call in before.get("tool_calls") or ()]
+    name = messages[number].get("tool_call_id")
+    if name is not None and asked and None not in asked and name not in asked:
+        raise Refused(
+            f"messages[{number}].tool_call_id is {json.dumps(name)[:60]}, and the calls before it are "
+            f"{', '.join(json.dumps(each)[:60] for each in asked[:5])}"
+        )
 
 
 def _message(number: int, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict) or not isinstance(given.get("role"), str):
         raise Refused(f"messages[{number}] must be an object with a role")
+    # Templates know no developer.
+    role = "system" if given["role"] == "developer" else given["role"]
+    if role not in ROLES:
+        raise Refused(f"messages[{number}].role is {json.dumps(role)[:60]}; use {', '.join(ROLES)} or developer")
     content = given.get("content")
+    if content is None and role != "assistant":
+        raise Refused(f"messages[{number}].content is missing")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise Refused(f"messages[{number}].content holds a part that is not text")
+            kinds = [part.get("type") for part in content if isinstance(part, dict) and "text" not in part]
+            named = f" ({', '.join(map(str, kinds))[:60]})" if kinds else ""
+            raise Refused(
+                f"messages[{number}].content holds a part that is not text{named}; this endpoint reads text only"
+            )
         content = "".join(part["text"] for part in content)
     if content is not None and not isinstance(content, str):
         raise Refused(f"messages[{number}].content must be text")
-    message = {**given, "content": content or ""}
+    message = {**given, "role": role, "content": content or ""}
     if calls := given.get("tool_calls"):
         try:
             message["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": json_text.loads(call["function"]["arguments"])}}
                 for call in calls
             ]
+            if not all(isinstance(call["function"]["name"], str) for call in calls):
+                raise TypeError
         except (TypeError, KeyError, ValueError, RecursionError):
-            raise Refused(f"messages[{number}].tool_calls are not calls with arguments in JSON") from None
+            raise Refused(f"messages[{number}].tool_calls are not calls with a name and arguments in JSON") from None
     return message
 
 

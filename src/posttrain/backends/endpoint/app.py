@@ -97,7 +97,8 @@ class Endpoint:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/responses", self.responses, methods=["POST"]),
-            ]
+            ],
+            exception_handlers={404: _unknown, 405: _unknown},
         )
 
     @property
@@ -324,6 +325,13 @@ class Endpoint:
         if not all(0 <= token < size for token in prompt):
             raise Refused(f"prompt holds a token id outside 0 to {size - 1}")
         return prompt
+
+
+async def _unknown(http: HttpRequest, error: Exception) -> Response:
+    """The answer to a request for another path or by another method."""
+    status = int(getattr(error, "status_code", 404))
+    there = "GET /v1/models, POST /v1/chat/completions, /v1/completions, /v1/responses"
+    return _error(f"there is no {http.method} {http.url.path[:100]}; there is {there}", status)
 
 
 def _without_tokens(response: Trajectory) -> Trajectory:

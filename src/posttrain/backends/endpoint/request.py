@@ -110,6 +110,8 @@ def read(
     problems += tool_problems(body)
     grammar, problem = grammar_of(body, grammars=grammars)
     problems += [problem] if problem else []
+    if chat and body.get("logprobs") not in (None, True, False):
+        problems.append(f"logprobs is {json.dumps(body['logprobs'])[:60]}; use true or false")
     problems += _top_problems(body, chat=chat, tops=tops)
     messages: list[dict[str, Any]] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
