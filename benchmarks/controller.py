@@ -110,6 +110,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
 
     rl_sync.sample_groups = begun
     train_run(config)
+    cpu.append(time.process_time())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     measured = [step for step in steps if "time/step_s" in step][1:]

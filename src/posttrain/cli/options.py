@@ -49,6 +49,17 @@ StartOver = Annotated[
         help="Begin at the first step where all checkpoints of the run are damaged or gone; its records are kept.",
     ),
 ]
+Restarts = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Start the run again after a crash, at most N times; not after the same error in the same step, or a wrong request.",
+    ),
+]
+# Between cli.restarts and the runs that it starts: the descriptor of their socket, and that this one waits for its turn.
+SupervisedBy = Annotated[int | None, typer.Option("--supervised", hidden=True)]
+Standby = Annotated[bool, typer.Option("--standby", hidden=True)]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="Of a run's configuration: where the results go. By default named after the run."),

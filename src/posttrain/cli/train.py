@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
 
 from posttrain.cli.errors import placed_by, stopped_at_once
-from posttrain.cli.options import AllowConfigChange, Arguments, Dialect, DropUnknown, Here, Replay, StartOver
+from posttrain.cli.options import (
+    AllowConfigChange,
+    Arguments,
+    Dialect,
+    DropUnknown,
+    Here,
+    Replay,
+    Restarts,
+    Standby,
+    StartOver,
+    SupervisedBy,
+)
+from posttrain.cli.supervised import Supervised
 from posttrain.errors import RequestError
 
 
@@ -19,19 +32,28 @@ def train(
     allow_config_change: AllowConfigChange = False,
     start_over: StartOver = False,
     replay: Replay = None,
+    restarts: Restarts = 0,
+    supervised: SupervisedBy = None,
+    standby: Standby = False,
 ) -> None:
     """Train a model with reinforcement learning."""
+    if restarts:
+        from posttrain.cli.restarts import supervise, without_restarts
+
+        raise typer.Exit(supervise(without_restarts(sys.argv[1:]), restarts))
     with stopped_at_once():
         changes = {"allow_config_change": allow_config_change, "start_over": start_over}
         given = arguments or []
         if replay:
             given = replayed(replay, given)
-        _train(given, dialect, here=here, drop_unknown=drop_unknown, replay=replay, **changes)
+        run = Supervised(supervised, waits=standby)
+        _train(given, dialect, run, here=here, drop_unknown=drop_unknown, replay=replay, **changes)
 
 
 def _train(
     arguments: list[str],
     dialect: str | None,
+    run: Supervised,
     *,
     here: bool,
     drop_unknown: bool,
@@ -45,16 +67,20 @@ def _train(
     from posttrain.cli.process import importing
     from posttrain.cli.request import read_request
 
-    announce_reading(arguments)
-    request = read_request(arguments, dialect, look_at_files=True, here=here, drop_unknown=drop_unknown, to_run=True)
-    for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
-        typer.echo(line, err=True)
-    loaded = get_ready(request.loaded)
-    # Imports torch, which reads the environment that get_ready() has set.
-    with importing():
-        from posttrain.build.train import train_run
+    with run.preparing():
+        announce_reading(arguments)
+        request = read_request(
+            arguments, dialect, look_at_files=True, here=here, drop_unknown=drop_unknown, to_run=True
+        )
+        for line in [*remarks(request.loaded), *box_text(request.loaded.config)]:
+            typer.echo(line, err=True)
+        loaded = get_ready(request.loaded)
+        # Imports torch, which reads the environment that get_ready() has set.
+        with importing():
+            from posttrain.build.train import train_run
 
-    with placed_by(loaded):
+    with placed_by(loaded), run.told(loaded.config.folder):
+        run.check(loaded.config.run.resume)
         train_run(
             loaded.config,
             allow_config_change=allow_config_change,

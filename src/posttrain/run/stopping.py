@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from posttrain.run.early_stop import heard
 
@@ -33,10 +34,15 @@ class StopSignal:
     Args: ``grace_s`` after the first signal GraceOver is raised, unless a checkpoint is being written just then.
     """
 
+    # Seconds within which a second signal is taken for the first one. Under --restarts a batch system signals the supervisor,
+    # which hands it on, and this process itself.
+    echo_s: ClassVar[float] = 0.0
+
     def __init__(self, grace_s: float = 60.0) -> None:
         self.name = ""
         self.grace_s = grace_s
         self._saving = False
+        self._asked_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._telling: threading.Thread | None = None
 
@@ -82,7 +88,10 @@ class StopSignal:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
+            if time.monotonic() - self._asked_at < self.echo_s:
+                return
             raise KeyboardInterrupt
+        self._asked_at = time.monotonic()
         self.name = signal.Signals(number).name
         signal.setitimer(signal.ITIMER_REAL, self.grace_s)
         text = f"{self.name}: saving and stopping, in at most {self.grace_s:g} s; again to stop at once, unsaved\n"

@@ -62,3 +62,16 @@ def test_refusals(words: list[str], tmp_path: Path) -> None:
     small.write_text("{devices_per_node: 8, tflops: 1, memory_gib: 0.1, memory_gb_s: 1, link_gb_s: 1}")
     assert "nothing fits into 0.1 GiB per device: of " in refusal(*words, "--on", str(small), "--propose")
     assert "the shape of org/name is not known" in refusal(*words, "model.path=org/name", "--on", "8xH100")
+
+
+def test_a_machine_file_that_lacks_numbers(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "machine.yaml").write_text(
+        "devices_per_node: 8\ntflops: -3\nmemory_gb: 80\nmemory_gb_s: 3350\nlink_gb_s: 450\n"
+    )
+    text = refusal(*words, "--on", str(tmp_path / "machine.yaml"))
+    file = tmp_path / "machine.yaml"
+    assert text.splitlines() == [
+        f"tflops must be above 0, not -3, at {file}:2 tflops",
+        f"memory_gib must be given (Memory of a device), at {file}; write it",
+        f"there is no key memory_gb, at {file}:3 memory_gb; did you mean memory_gib?",
+    ]

@@ -60,7 +60,9 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
     """
     values = copy.deepcopy(values)
     for name, field in keys.sections(root)[""].items():
-        if field.is_required():  # so that what is missing is reported key by key
+        kind = field.annotation
+        # So that what is missing in a section is reported key by key
+        if field.is_required() and isinstance(kind, type) and issubclass(kind, Section):
             values.setdefault(name, {})
     problems = _misread_numbers(values, "", sources, root)
     for _ in range(MOST_REPAIRS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.config.machine import MachineConfig
@@ -18,8 +19,8 @@ def read_machine(text: str) -> MachineConfig:
         return named
     composed = compose(text, ())
     machine, problems = validate(composed.values, composed.sources, MachineConfig)
-    if problems:
-        raise ConfigError(problems)
+    if problems:  # the command line's overrides are of the run
+        raise ConfigError([replace(each, fix=each.fix.partition(", or add ")[0]) for each in problems])
     if machine.nodes > 1 and machine.network_gb_s is None:
         what = f"network_gb_s is missing, and the machine has {machine.nodes} nodes"
         fix = "write the bandwidth from one device to another node, in 10^9 bytes/s"

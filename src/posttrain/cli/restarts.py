@@ -1,0 +1,257 @@
+"""``posttrain train --restarts N``: a supervisor that starts the run again after a crash, at most N times, each with its reason.
+
+It imports nothing heavy. The run is its child, in a session of its own, and tells it over a socket where its folder is and which
+error ended it. A second child, the standby, has imported its libraries and waits, so that a restart does not have to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+
+from posttrain.cli.supervised import Message, messages_in
+from posttrain.errors import RequestError, RunInterrupted, RunStopped
+from posttrain.processes.start import signal_name
+from posttrain.run.early_stop import AT_ONCE
+from posttrain.run.stopping import SIGNALS
+
+PROGRAM = ("-m", "posttrain")
+RECORD = "restarts.jsonl"
+IN_USE = "InUse"  # run.lock's error
+STANDBY_AFTER_S = 5.0  # of a run: by then its own start is over, or nearly
+LONGEST_PAUSE_S = 60.0
+LOOK_S = 0.05
+# Ends of a process's own making; SIGKILL comes from outside, also where memory runs out.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended."""
+
+    code: int  # exit code; minus the signal's number
+    step: int  # in which it was: the one after the last in metrics.jsonl
+    error: str = ""  # the error that it reported; "": it could not
+    in_use: bool = False  # its folder was locked, as by a process that had not ended yet
+
+    @property
+    def reason(self) -> str:
+        """The end in words, with the first line of the error."""
+        how = f"was killed by {signal_name(-self.code)}" if self.code < 0 else f"ended with exit code {self.code}"
+        line = self.error.partition("\n")[0]
+        return f"{how} in step {self.step}" + (f" ({line})" if line else "")
+
+    @property
+    def cause(self) -> str | None:
+        """The error, without the numbers in it (addresses, times); None for an end that says nothing about the run itself."""
+        if self.error:
+            return re.sub(r"0x[0-9a-f]+|\d+", "#", self.error)
+        if self.code >= 0 or -self.code in CRASHES:
+            return str(self.code)
+        return None
+
+
+def no_restart(endings: Sequence[Ending], most: int) -> str | None:
+    """The reason why a run is not started again after the last of its endings; "" where none is needed, None: it is.
+
+    It is not when it is done, was asked to stop, or its request is wrong; when it met an error in a step in which it met the
+    same one before; and after ``most`` restarts.
+    """
+    *before, last = endings
+    if last.code in (0, RunInterrupted.exit_code, AT_ONCE):
+        return ""
+    if last.code == RequestError.exit_code and not (before and last.in_use):
+        return ""
+    met = [(one.step, one.cause) for one in before if one.cause is not None and not one.in_use]
+    if (last.step, last.cause) in met:
+        return f"it met the same error in step {last.step} again"
+    if len(before) >= most:
+        return f"it was started again {most} time{'s' * (most != 1)}, as many as --restarts allows"
+    return None
+
+
+def pause_s(endings: Sequence[Ending]) -> float:
+    """Seconds to wait before a restart: none after progress, else 1, 2, 4, … of a series of endings in the same step."""
+    same = 0
+    for earlier, later in zip(reversed(endings[:-1]), reversed(endings[1:]), strict=True):
+        if earlier.step < later.step:
+            break
+        same += 1
+    return min(2.0 ** (same - 1), LONGEST_PAUSE_S) if same else 0.0
+
+
+def supervise(arguments: Sequence[str], most: int) -> int:
+    """Run ``posttrain`` with these arguments, and again after a crash. Returns: the last run's exit code; where a signal ended
+    it, RunStopped's."""
+    with _Supervisor(arguments) as supervisor:
+        while True:
+            ending = supervisor.run()
+            why_not = "" if supervisor.asked else no_restart(supervisor.endings, most)
+            if why_not is None:
+                supervisor.tell_restart(ending, most)
+                why_not = supervisor.rest(pause_s(supervisor.endings))
+            if why_not is not None:
+                return supervisor.over(ending, why_not)
+
+
+def without_restarts(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command without --restarts and its number."""
+    found: list[str] = []
+    given = iter(arguments)
+    for each in given:
+        if each == "--restarts":
+            next(given, None)
+        elif not each.startswith("--restarts="):
+            found.append(each)
+    return found
+
+
+class _Supervisor:
+    """The children, and the signals that are handed on to the run."""
+
+    def __init__(self, arguments: Sequence[str]):
+        self._arguments = list(arguments)
+        self._run: _Child | None = None
+        self._standby: _Child | None = None
+        self._folder: Path | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self.endings: list[Ending] = []
+        self.asked = False  # to stop
+
+    def __enter__(self) -> _Supervisor:
+        for number in SIGNALS:
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._hand_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for child in (self._standby, self._run):
+            if child is not None:
+                child.close()
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if self._run is not None:
+            self._run.send(number)
+
+    def run(self) -> Ending:
+        """Run until the end of the child."""
+        standby, self._standby = self._standby, None
+        if standby is not None and not standby.go():
+            standby.close()
+            standby = None
+        self._run = run = standby or _Child(self._again() if self.endings else self._arguments)
+        if self.asked:  # while it was started
+            run.send(signal.SIGTERM)
+        began = time.monotonic()
+        while (code := run.process.poll()) is None:
+            if self._standby is None and not self.asked and time.monotonic() - began > STANDBY_AFTER_S:
+                self._standby = _Child([*self._again(), "--standby"])
+            time.sleep(LOOK_S)
+        told = run.messages()
+        self._folder = next((Path(one.folder) for one in told if one.folder), self._folder)
+        error = next((one.error for one in told if one.error), "")
+        ending = Ending(
+            code=code, step=self._last_step() + 1, error=error, in_use=any(one.kind == IN_USE for one in told)
+        )
+        self.endings.append(ending)
+        run.close()
+        return ending
+
+    def _again(self) -> list[str]:
+        """The arguments of a restart: what --start-over puts aside is put aside once."""
+        return [each for each in self._arguments if each != "--start-over"]
+
+    def _last_step(self) -> int:
+        if self._folder is None:
+            return 0
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            lines = (self._folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+            return int(
+                json.loads(lines[-2])["step"]
+            )  # behind the last newline is what a killed process left half-written
+        return 0
+
+    def tell_restart(self, ending: Ending, most: int) -> None:
+        """Say why the run is started again, on the console and in restarts.jsonl of its folder."""
+        number = len(self.endings)
+        typer.echo(f"posttrain: the run {ending.reason}; restart {number} of at most {most}", err=True)
+        if self._folder is not None:
+            line = {
+                "restart": number,
+                "at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "step": ending.step,
+                "reason": ending.reason,
+            }
+            with suppress(OSError), open(self._folder / RECORD, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def rest(self, seconds: float) -> str | None:
+        """Wait. Returns: "" when a stop was asked for meanwhile, else None."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.asked:
+            time.sleep(LOOK_S)
+        return "" if self.asked else None
+
+    def over(self, ending: Ending, why_not: str) -> int:
+        """Say why the run is not started again. Returns: the exit code."""
+        if why_not:
+            typer.echo(f"posttrain: the run {ending.reason}, and is not started again: {why_not}", err=True)
+        if ending.code >= 0:
+            return ending.code
+        return RunInterrupted.exit_code if self.asked else RunStopped.exit_code
+
+
+class _Child:
+    """A run; a standby begins when it is told to."""
+
+    def __init__(self, arguments: Sequence[str]):
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, *PROGRAM, *arguments, f"--supervised={theirs.fileno()}"]
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
+
+    def go(self) -> bool:
+        """Tell a standby that it is its turn. Returns: False when it has ended."""
+        if self.process.poll() is not None:
+            return False
+        with suppress(OSError):
+            self._socket.sendall(b"go\n")
+            return True
+        return False
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def messages(self) -> list[Message]:
+        """Return what a process has told that is over now."""
+        data = b""
+        self._socket.setblocking(False)
+        with suppress(OSError):
+            while got := self._socket.recv(1 << 16):
+                data += got
+        return messages_in(data)
+
+    def close(self) -> None:
+        """End a process that still waits."""
+        self._socket.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()

@@ -1,0 +1,91 @@
+"""The side of a supervised run (``cli.restarts``): it waits until it is its turn, and tells its folder and its error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import asdict, dataclass
+from io import StringIO
+
+from posttrain.errors import ConfigError, Problem
+from posttrain.processes import descendants
+from posttrain.run.stopping import StopSignal
+
+LONGEST_ERROR = 2000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A line to the supervisor."""
+
+    folder: str = ""  # of the run
+    error: str = ""  # that ended it
+    kind: str = ""  # of the error
+
+
+def messages_in(data: bytes) -> list[Message]:
+    """Read lines of a child; one that was cut off by its death is left out."""
+    found = []
+    for line in data.split(b"\n"):
+        with suppress(ValueError, TypeError):
+            found.append(Message(**json.loads(line)))
+    return found
+
+
+class Supervised:
+    """The connection to the supervisor. Without a descriptor nobody supervises, and nothing is told."""
+
+    def __init__(self, descriptor: int | None, *, waits: bool = False):
+        self._socket = None
+        self._waits = waits
+        if descriptor is not None:
+            self._socket = socket.socket(fileno=descriptor)
+            # A supervisor that is killed takes the run along, which saves first.
+            descendants.die_with_parent(os.getppid(), signal.SIGTERM)
+            StopSignal.echo_s = 1.0
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around what a standby does in silence; it then waits for its turn, and says what it had to say.
+
+        Raises: SystemExit when preparing fails, which the supervisor finds out by itself, or when the supervisor has ended.
+        """
+        if self._socket is None or not self._waits:
+            yield
+            return
+        said = StringIO()
+        try:
+            with redirect_stderr(said):
+                yield
+        except Exception as error:
+            raise SystemExit(1) from error
+        if not self._socket.recv(3):
+            raise SystemExit(0)
+        sys.stderr.write(said.getvalue())
+
+    def check(self, resume: str) -> None:
+        """Raises: ConfigError for a run that must not resume."""
+        if self._socket is not None and resume == "never":
+            what = "--restarts starts a run again that run.resume=never forbids to resume"
+            raise ConfigError(Problem(what, fix="leave one of them out", field="run.resume"))
+
+    @contextmanager
+    def told(self, folder: str) -> Iterator[None]:
+        """Tell the folder of a run at its beginning, and its error at its end."""
+        self._tell(Message(folder=os.path.abspath(folder)))
+        try:
+            yield
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self._tell(Message(error=text[:LONGEST_ERROR], kind=type(error).__name__))
+            raise
+
+    def _tell(self, message: Message) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.sendall(json.dumps(asdict(message)).encode() + b"\n")
