@@ -3,10 +3,10 @@
 
     python benchmarks/restarts.py [--every 60,20] [--kills 4]
 
-Useful is what an undisturbed run would have needed for the steps that count in the end (a step that was lost and made again counts
-once), at the steps per second of such a run in the same minutes: its own checkpoints are no loss. Seconds are counted from the first
-step to the last kill. Every rate is a run of its own, with an undisturbed one of as many seconds as lie between two kills
-before it and behind it.
+Useful is what an undisturbed run would have needed for the steps that count in the end (a step that was lost and made again
+counts once), at the steps per second of such a run in the same minutes: its own checkpoints are no loss. Seconds are counted from
+the first step to the last kill. Every rate is a run of its own, with an undisturbed one of as many seconds as lie between
+two kills before it and behind it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ def measured(folder: Path, every: float, kills: int, save_every: int) -> list[st
 
 
 def followed(folder: Path, every: float, kills: int, save_every: int) -> tuple[int, list[float]]:
-    """Follow a run from its first step. Returns: the steps that count until the last kill, or in ``every`` seconds without any; and
-    the seconds from each kill but the last to the next step."""
+    """Follow a run from its first step.
+
+    Returns: the steps that count until the last kill, or in ``every`` seconds without any; and the seconds from each kill but
+    the last to the next step.
+    """
     folder.mkdir(parents=True)
     settings = prepared(folder, save_every)
     command = [sys.executable, "-m", "posttrain", "train", *settings, f"--restarts={kills + 1}"]

@@ -95,8 +95,10 @@ def pause_s(endings: Sequence[Ending]) -> float:
 
 
 def supervise(arguments: Sequence[str], most: int) -> int:
-    """Run ``posttrain`` with these arguments, and again after a crash. Returns: the last run's exit code; where a signal ended
-    it, RunStopped's."""
+    """Run ``posttrain`` with these arguments, and again after a crash.
+
+    Returns: the exit code of the last run; RunStopped's where a signal ended it.
+    """
     with _Supervisor(arguments) as supervisor:
         while True:
             ending = supervisor.run()
