@@ -41,7 +41,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a run ended."""
+    """The end of a run."""
 
     code: int  # exit code; minus the signal's number
     step: int  # in which it was: the one after the last in metrics.jsonl
@@ -68,7 +68,7 @@ class Ending:
 def no_restart(endings: Sequence[Ending], most: int) -> str | None:
     """The reason why a run is not started again after the last of its endings; "" where none is needed, None: it is.
 
-    It is not when it is done, was asked to stop, or its request is wrong; when it met an error in a step in which it met the
+    It is not when it is done, a signal has stopped it, or its request is wrong; when it met an error in a step in which it met the
     same one before; and after ``most`` restarts.
     """
     *before, last = endings
@@ -205,7 +205,7 @@ class _Supervisor:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def rest(self, seconds: float) -> str | None:
-        """Wait. Returns: "" when a stop was asked for meanwhile, else None."""
+        """Wait. Returns: "" when a signal has come meanwhile, else None."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.asked:
             time.sleep(LOOK_S)
@@ -221,7 +221,7 @@ class _Supervisor:
 
 
 class _Child:
-    """A run; a standby begins when it is told to."""
+    """A run; a standby waits for ``go``."""
 
     def __init__(self, arguments: Sequence[str]):
         self._socket, theirs = socket.socketpair()

@@ -38,7 +38,7 @@ def messages_in(data: bytes) -> list[Message]:
 
 
 class Supervised:
-    """The connection to the supervisor. Without a descriptor nobody supervises, and nothing is told."""
+    """The connection to the supervisor; without a descriptor there is none, and its methods are no-ops."""
 
     def __init__(self, descriptor: int | None, *, waits: bool = False):
         self._socket = None
