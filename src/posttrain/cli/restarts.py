@@ -68,8 +68,8 @@ class Ending:
 def no_restart(endings: Sequence[Ending], most: int) -> str | None:
     """The reason why a run is not started again after the last of its endings; "" where none is needed, None: it is.
 
-    It is not when it is done, a signal has stopped it, or its request is wrong; when it met an error in a step in which it met the
-    same one before; and after ``most`` restarts.
+    It is not when it is done, a signal has stopped it, or its request is wrong; when it met an error in a step in which it met
+    the same one before; and after ``most`` restarts.
     """
     *before, last = endings
     if last.code in (0, RunInterrupted.exit_code, AT_ONCE):
