@@ -315,3 +315,17 @@ def test_a_signal_while_ray_starts_is_heard_by_our_handler(monkeypatch: pytest.M
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("kind", ["ObjectStoreFullError", "OutOfDiskError"])
+def test_an_object_store_without_room_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    from posttrain.backends.runtime.ray import cluster
+
+    def full(value: object) -> object:
+        raise getattr(cluster, kind)("the object of 419 MB does not fit")
+
+    monkeypatch.setattr(cluster.ray, "put", full)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"object_store_memory": 256.0 * 2**20})
+    with pytest.raises(RunStopped, match=r"^Ray's object store \(256 MiB in the whole cluster\) has no room") as caught:
+        cluster.Cluster.put(object.__new__(cluster.Cluster), [1])
+    assert "Make room in /dev/shm" in str(caught.value) and "\n" not in str(caught.value)

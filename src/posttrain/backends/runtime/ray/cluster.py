@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -183,8 +183,19 @@ class Cluster:
         return getattr(handle, method).remote(*arguments)
 
     def put(self, value: Any) -> Any:
-        """A promise of a value that lies in shared memory until the promise is forgotten."""
-        return ray.put(value)
+        """A promise of a value that lies in shared memory until the promise is forgotten.
+
+        Raises: RunStopped when neither shared memory nor the disk that Ray falls back to has room for it.
+        """
+        try:
+            return ray.put(value)
+        except (ObjectStoreFullError, OutOfDiskError) as error:
+            held = ray.cluster_resources().get("object_store_memory", 0.0) / 2**20
+            raise RunStopped(
+                f"Ray's object store ({held:,.0f} MiB in the whole cluster) has no room for a batch on its way to the workers, "
+                f"nor has the disk that it falls back to: {str(error).splitlines()[0]}. Make room in /dev/shm and in Ray's "
+                "temporary folder, start the cluster with a larger --object-store-memory, or give a step fewer or shorter sequences"
+            ) from error
 
     def ready(self, promises: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one."""
