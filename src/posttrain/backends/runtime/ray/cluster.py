@@ -194,7 +194,7 @@ class Cluster:
             raise RunStopped(
                 f"Ray's object store ({held:,.0f} MiB in the whole cluster) has no room for a batch on its way to the workers, "
                 f"nor has the disk that it falls back to: {str(error).splitlines()[0]}. Make room in /dev/shm and in Ray's "
-                "temporary folder, start the cluster with a larger --object-store-memory, or take fewer or shorter sequences a step"
+                "temporary folder, start the cluster with a larger --object-store-memory, or give a step fewer sequences"
             ) from error
 
     def ready(self, promises: Sequence[Any], timeout_s: float) -> list[Any]:
