@@ -153,6 +153,9 @@ def choose_preference_columns(
     if pairs:
         found["chosen"] = chosen("chosen_column", [CHOSEN], "the better completion")
         found["rejected"] = chosen("rejected_column", [REJECTED], "the worse completion")
+        if found["chosen"] == found["rejected"] is not None:
+            text = f"both sides of a pair are read from column {found['chosen']}, so every pair has equal sides"
+            problems.append(Problem(text, fix="name the column of the worse completion", field="data.rejected_column"))
         if "margins" in method.about.inputs:
             found["margin"] = chosen("margin_column", [MARGIN], "the margin", optional=True)
         first = record.get(found["chosen"] or "")

@@ -61,6 +61,7 @@ WRONG = [
     ("method.loss=ipoo", "method.loss"),
     ("data.train_files=equal.jsonl", "row 1 of equal.jsonl: column rejected holds the same as column chosen"),
     ("data.rejected_column=worse", "pairs.jsonl has no column worse (it has prompt, chosen, rejected)"),
+    ("data.rejected_column=chosen", "both sides of a pair are read from column chosen, so every pair has equal sides"),
     ("data.sequences_per_step=7", "7 sequences are no whole number of pairs"),
     ("data.sequences_per_step=22", "the training files hold 10 pairs, fewer than the 11 of one step (22 sequences)"),
     ("method.name=kto data.sequences_per_step=1", "kto compares a completion with those of other prompts"),

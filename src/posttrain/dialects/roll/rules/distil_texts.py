@@ -49,9 +49,12 @@ def distil_texts(keys: Reader) -> dict[str, Any]:
         keys.warn("distill_loss_weight is 0: the texts alone are learned, and no teacher is loaded")
         return fields
     divergence: dict[str, Any] = {"name": _NAMES.get(objective, objective)}
-    if objective in _SETTINGS:
-        setting, key = _SETTINGS[objective]
-        divergence[setting] = keys[key]
+    setting, read = _SETTINGS.get(objective, ("", ""))
+    if read:
+        divergence[setting] = keys[read]
+        keys.origins[f"distillation.divergence.{setting}"] = read
+    for key in sorted({key for _, key in _SETTINGS.values()} - {read}):
+        keys.ignore(key, f"kd_objective={objective} does not read it")
     micro = (worker.get("training_args") or {}).get("per_device_train_batch_size")
     teacher = {"path": path} | ({"sequences_per_micro_batch_per_device": micro} if micro else {})
     return fields | {

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 
+TEACHERS = "distillation.teachers"
 _ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2"}
 # Settings of rewards' advantages, which teachers alone do not read.
 _OF_REWARDS = (
@@ -45,7 +46,7 @@ def teachers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
     if pure:
         fields = {name: value for name, value in fields.items() if not name.startswith(_OF_REWARDS)}
     return fields | {
-        "distillation.teachers": found,
+        TEACHERS: found,
         "distillation.divergence": {"name": "reverse_kl"} if penalty == "full" else sampled,
         "distillation.enters": "advantage",
         "distillation.with_rewards": bool(mixed),
@@ -59,10 +60,12 @@ def _teachers(keys: Reader) -> dict[str, Any]:
     for name, worker in named.items():
         model = worker.get("model_args") if isinstance(worker, Mapping) else None
         path = model.get("model_name_or_path") if isinstance(model, Mapping) else None
+        where = "teacher" if named is not section else f"teacher.{name}"
+        keys.origins[f"{TEACHERS}.{name}.path"] = f"{where}.model_args.model_name_or_path"
+        keys.origins[f"{TEACHERS}.{name}.coef"] = f"{where}.opd_kl_coef"
         if not path:
-            where = "teacher" if named is not section else f"teacher.{name}"
             keys.problem(
-                f"the teacher {name} has no model", key="teacher", fix=f"give {where}.model_args.model_name_or_path"
+                f"the teacher {name} has no model", key=where, fix=f"give {where}.model_args.model_name_or_path"
             )
             continue
         coef = worker.get("opd_kl_coef")

@@ -21,6 +21,7 @@ def teachers(keys: Reader) -> dict[str, Any]:
     if not path or path == keys["trainer.policy.model.path"]:
         what = f"{estimator}={NO_OP} learns from the reference as a teacher, and the reference is the policy itself"
         keys.problem(what, key=estimator, fix="name the teacher: trainer.ref.model.path=FOLDER")
+    keys.origins["distillation.teachers.ref.path"] = "trainer.ref.model.path"
     if not keys[switch] or keys[f"{_ALGORITHM}.use_kl_loss"]:
         what = f"{estimator}={NO_OP} takes the KL to the teacher as the advantage"
         keys.problem(what, key=estimator, fix=f"use {switch}=true and {_ALGORITHM}.use_kl_loss=false")

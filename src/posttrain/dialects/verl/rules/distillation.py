@@ -85,16 +85,17 @@ def _teachers(keys: Reader) -> dict[str, Any]:
     for name, teacher in found.items():
         path = teacher.get("model_path") if isinstance(teacher, Mapping) else None
         if not path:
-            keys.problem(f"the teacher {name} has no model", key=key, fix=f"give {key}.{name}.model_path")
+            keys.problem(f"the teacher {name} has no model", key=f"{key}.{name}", fix=f"give {key}.{name}.model_path")
             continue
         teachers[str(name)] = {"path": path}
+        keys.origins[f"distillation.teachers.{name}.path"] = f"{key}.{name}.model_path"
         if len(found) > 1:
             source = teacher.get("key")
             if not source:
                 what = f"the teacher {name} is one of several, and no data source is its own"
-                keys.problem(what, key=key, fix=f"give {key}.{name}.key")
+                keys.problem(what, key=f"{key}.{name}", fix=f"give {key}.{name}.key")
             teachers[str(name)]["data_sources"] = [source] if source else []
-    if not found:
+    if not found and key not in keys.bad:
         fix = f"give {key}.{ONLY}.model_path"
         keys.problem(f"{SECTION}.enabled is true, and no teacher is named", key=f"{SECTION}.enabled", fix=fix)
     return teachers
