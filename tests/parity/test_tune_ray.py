@@ -16,8 +16,9 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("method", ["dpo", "reward_model"])
-def test_two_ranks_have_the_numbers_of_one_process(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(("method", "precompute"), [("dpo", False), ("dpo", True), ("reward_model", False)])
+def test_two_ranks_have_the_numbers_of_one_process(tmp_path: Path, method: str, precompute: bool) -> None:
+    """With precompute, the workers' reference scores all rows before the first step."""
     model = write_tiny_model(tmp_path / "model")
     pairs = [{"prompt": f"say {n}", "chosen": f"{n}! " * (n % 3 + 1), "rejected": f"no {n}"} for n in range(8)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
@@ -28,6 +29,7 @@ def test_two_ranks_have_the_numbers_of_one_process(tmp_path: Path, method: str) 
                 "model": {"path": str(model), "compute_dtype": "float32"},
                 "data": {"train_files": [str(tmp_path / "pairs.jsonl")], "sequences_per_step": 8, "max_tokens": 128},
                 "method": {"name": method},
+                "reference": {"precompute": precompute and devices > 1},
                 "run": {"folder": str(tmp_path / name), "total_steps": 2},
                 "policy": {"engine": engine, "optimizer": {"lr": 1e-3}, "sequences_per_micro_batch_per_device": 2},
                 "tracking": {"trackers": []},

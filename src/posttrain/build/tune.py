@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from posttrain.build.fits import check_texts_fit
 from posttrain.build.plans import sft_plan
-from posttrain.build.reference_logps import with_reference_logps
+from posttrain.build.reference_logps import scored, with_reference_logps
 from posttrain.build.runs import open_run, run_trackers, say_nothing
-from posttrain.config.roles import runtime_of
+from posttrain.config.roles import releases_reference, runtime_of
 from posttrain.config.tune import TuneConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.preferences import PreferenceSet, load_preferences
@@ -22,12 +23,15 @@ from posttrain.loops import tune
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.plan.tune import plan_tune
 from posttrain.records.plans import PreferencePlan
+from posttrain.records.preferences import Preference
 from posttrain.registry import RUNTIMES
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.lifetime import begin_run, under_way
 from posttrain.run.progress import Progress
 from posttrain.run.run_folder import RunFolder
 from posttrain.steps.preferences import LogprobModel, PreferenceModel, PreferenceTask, ScoreModel
+
+SCORING = "scoring all rows by the reference"
 
 
 def tune_run(
@@ -61,23 +65,20 @@ def _train(
     if batches is None:
         raise ConfigError(problems)
     check_texts_fit(config, [text for row in (*rows, *held_out) for text in row.sides])
-    if config.runs_reference and config.reference.precompute:
-        say("scoring all rows by the reference")
+    if releases_reference(config):
+        say(SCORING)
         rows, held_out = with_reference_logps(config, rows, held_out)
-    order_seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = ShuffledLoader(
-        rows,
-        config.rows_per_step,
-        seed=order_seed,
-        shuffle=config.data.shuffle,
-        kind="pairs" if config.method.paired else "completions",
-        sequences=2 if config.method.paired else 1,
-    )
     plan = sft_plan(config, batches, validates=bool(held_out))
     trackers = run_trackers(config.tracking, folder.path)
     say(f"loading model {config.model.path}")
     runtime = RUNTIMES.get(runtime_of(config.placement))()
-    with closing(runtime.start_tune(config, batches, tokenizer)) as tuned:
+    with closing(runtime.start_tune(config, batches, tokenizer)) as started:
+        tuned = started
+        if config.scores_before and started.reference is not None:
+            say(SCORING)
+            rows, held_out = (scored(each, started.reference) for each in (rows, held_out))
+            tuned = replace(started, reference=None)
+        loader = _loader(config, rows)
         progress = Progress(policy=tuned.engine, loader=loader)
         first_step = checkpoints.restore(progress, trackers.message) + 1
         about_data = [*training.notes("training"), *validation.notes("validation")]
@@ -96,6 +97,17 @@ def _train(
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             tune.run(tuned, task_of(config, tuned), loader, held_out, progress, plan, run)
     return folder.path
+
+
+def _loader(config: TuneConfig, rows: Sequence[Preference]) -> ShuffledLoader[Preference]:
+    return ShuffledLoader(
+        rows,
+        config.rows_per_step,
+        seed=config.run.seed if config.data.seed is None else config.data.seed,
+        shuffle=config.data.shuffle,
+        kind="pairs" if config.method.paired else "completions",
+        sequences=2 if config.method.paired else 1,
+    )
 
 
 def task_of(config: TuneConfig, tuned: Tuned) -> PreferenceTask:

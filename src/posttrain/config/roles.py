@@ -67,8 +67,13 @@ def chooses_before(config: RunConfig) -> bool:
 def uses_reference(config: TrainingConfig) -> bool:
     """Tell whether a reference scores samples or rows: for a KL in the loss or the reward, or for a tuning method."""
     if not isinstance(config, RunConfig):
-        return isinstance(config, TuneConfig) and config.keeps_reference
+        return isinstance(config, TuneConfig) and config.runs_reference and not releases_reference(config)
     return config.loss.kl_coef > 0 or config.reward.kl.coef > 0
+
+
+def releases_reference(config: TuneConfig) -> bool:
+    """Tell whether the reference scores all rows and is released before the policy is loaded: in a run without workers."""
+    return config.scores_before and runtime_of(config.placement) != "ray"
 
 
 def compares_vocabularies(config: RunConfig) -> bool:

@@ -65,8 +65,8 @@ class TuneReferenceConfig(Section):
     path: str | None = None
     """Frozen model that the policy is compared with; null means the policy's starting weights."""
     precompute: bool = False
-    """Score all rows before the run begins, or resumes, and leave the reference out of memory then; false scores the rows of
-    every step. On one device."""
+    """Score all rows before the run begins, or resumes; false scores the rows of every step. On one device the reference is
+    out of memory then; with several it stays loaded, with offload in CPU memory."""
     sequences_per_micro_batch_per_device: int = Field(default=32, ge=1)
     """Sequences per forward pass without gradient."""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
@@ -100,6 +100,6 @@ class TuneConfig(SftConfig):
         return self.method.needs_reference and self.data.reference_columns is None
 
     @property
-    def keeps_reference(self) -> bool:
-        """True when the reference is there while the policy is trained."""
-        return self.runs_reference and not self.reference.precompute
+    def scores_before(self) -> bool:
+        """True when the reference scores all rows before the first step."""
+        return self.runs_reference and self.reference.precompute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posttrain.config.roles import reference_is_policy, runtime_of
+from posttrain.config.roles import reference_is_policy, releases_reference
 from posttrain.config.tune import TuneConfig, TuneDataConfig, TuneReferenceConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks import sft
@@ -82,11 +82,6 @@ def _reference_problems(config: TuneConfig) -> Iterator[Problem]:
         fix = "use reference.precompute=false, or method.reference_point=zero"
         yield Problem(what, fix=fix, field="reference.precompute")
 
-    elif config.reference.precompute and config.runs_reference and runtime_of(config.placement) == "ray":
-        what = "reference.precompute scores all rows in one process, and this run has workers of Ray"
-        fix = "use reference.precompute=false, with reference.offload=true where memory is short"
-        yield Problem(what, fix=fix, field="reference.precompute")
-
 
 def _engines(config: TuneConfig) -> Iterator[Problem]:
     plan = engine_plan(config.policy.engine)
@@ -122,7 +117,7 @@ def _reference_warnings(config: TuneConfig) -> Iterator[str]:
     reference = config.reference
     if config.runs_reference:
         adapted = reference_is_policy(config)
-        if reference.offload and (adapted or reference.precompute):
+        if reference.offload and (adapted or releases_reference(config)):
             why = "it is the policy without its adapter" if adapted else "it is not there while the policy trains"
             yield f"reference.offload has no effect: {why}"
         return
