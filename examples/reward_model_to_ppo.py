@@ -5,7 +5,7 @@
 1. Pairs: two made texts to a prompt, of which the one with the greater share of digits is the better one.
 2. Fine-tuning on the texts of both sides: the policy that everything below starts from.
 3. A reward model (`posttrain tune` with method reward_model), exported as a sequence classification model.
-4. PPO with a critic, whose only reward is that model (`reward.model.path`).
+4. PPO with a critic, whose reward is that model (`reward.model.path`), less a KL penalty to the policy of step 2 (`reward.kl`).
 5. Responses to held-out prompts, before and after: the reward model's score, and the share of digits, the rule behind the pairs,
    which neither PPO nor its reward model was shown.
 
@@ -30,6 +30,7 @@ from posttrain.run.export import export_checkpoint
 
 DIGITS, LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz ,.?!ABCDEFGH"
 LENGTH = 12  # characters of a made text, and tokens of a response
+KL_COEF = 0.02  # score lost per nat; without it a seed found texts of few digits that the reward model scores high
 
 
 def main() -> None:
@@ -121,7 +122,8 @@ def ppo(folder: Path, model: Path, seed: int, steps: int, lr: float) -> tuple[di
                 "max_prompt_tokens": 64,
             },
             "rollout": {"samples_per_prompt": 4, "max_response_tokens": LENGTH},
-            "reward": {"terms": [], "model": {"path": str(folder / "reward")}},
+            # The penalty keeps the policy near texts like those that the reward model was trained on
+            "reward": {"terms": [], "model": {"path": str(folder / "reward")}, "kl": {"coef": KL_COEF}},
             "advantage": {"name": "gae"},
             "policy": update,
             "critic": update,
