@@ -256,6 +256,7 @@ def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Call
     waiting = sharding.deal(whole, [cutter.tokens(batch, rows) for rows in whole])[::-1]
     found: list[Tensor] = []
     order: list[int] = []
+    nothing = torch.zeros(0, *batch.response_mask.shape[1:])
     while waiting:
         rows, done = waiting.pop(), None
         try:
@@ -270,9 +271,9 @@ def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Call
         elif rows:
             found.append(done)
             order += rows
-    if not found:  # this process has no rows
-        found = [torch.zeros(0, *batch.response_mask.shape[1:])]
-    return sharding.joined(torch.cat(found), order, len(batch))
+        else:  # computed for the collective calls alone; [0, T], or [0, T, 2, k] of the most likely tokens
+            nothing = done[:0]
+    return sharding.joined(torch.cat(found or [nothing]), order, len(batch))
 
 
 def response_logits(model: PreTrainedModel, row: Row) -> Tensor:

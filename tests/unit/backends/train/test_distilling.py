@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from batches import sequence_batch, train_batch
 from posttrain.algos.distillation import Comparison, compare
 from posttrain.backends.torch_training.scoring import LogprobScorer
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
@@ -197,3 +199,25 @@ def test_top_logprobs_are_the_plain_model_s(tiny_llama: Path) -> None:
     top = (plain_model(tiny_llama)(ids).logits[0, PROMPTS[2] - 1 : -1] / 0.9).log_softmax(-1).topk(4)
     assert torch.equal(found[2, : RESPONSES[2], 0].long(), top.indices)
     torch.testing.assert_close(found[2, : RESPONSES[2], 1], top.values.detach(), rtol=0, atol=1e-4)
+
+
+def test_a_process_without_rows_joins_the_most_likely_tokens_in_their_shape(teachers: dict[str, Path]) -> None:
+    """Fewer micro-batches than processes: [0, T, 2, k], not [0, T], or the processes' sums would differ in size."""
+
+    class Idle(Sharding):
+        """The second of two processes, dealt an empty micro-batch."""
+
+        shapes: tuple[int, ...] = ()
+
+        def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
+            return [[]]
+
+        def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
+            self.shapes = tuple(values.shape)
+            return super().joined(values, rows, count)
+
+    sharding, batch = Idle(), make_batch().sequences
+    scorer = LogprobScorer(load_causal_lm(str(teachers["one"]), dtype=torch.float32), 4, sharding=sharding)
+    length = batch.response_mask.shape[1]
+    assert scorer.top_logprobs(batch, 1.0, 5).shape == (4, length, 2, 5) and sharding.shapes == (0, length, 2, 5)
+    assert scorer.logprobs(batch, 1.0).shape == (4, length) and sharding.shapes == (0, length)
