@@ -77,6 +77,10 @@ class RewardModelConfig(Section):
     """Devices of the reward model, by number; null means all."""
 
 
+# Endings of the names of transformers' classes with a score head.
+CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")
+
+
 class KlRewardConfig(Section):
     """A KL penalty on every token, as a part of the reward."""
 

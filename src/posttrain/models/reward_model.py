@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.config.model import ModelConfig
-from posttrain.config.reward import RewardModelConfig
+from posttrain.config.reward import CLASSIFIERS, RewardModelConfig
 from posttrain.errors import ModelError, Problem
 from posttrain.models.loading import load_model_config, load_tokenizer
-from posttrain.models.value_head import CLASSIFIERS, load_value_model
+from posttrain.models.value_head import load_value_model
 
 FIELD = "reward.model.path"
 

@@ -21,14 +21,13 @@ from transformers import (
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.utils import logging
 
+from posttrain.config.reward import CLASSIFIERS
 from posttrain.errors import ModelError, Problem
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
 
-# Endings of class names with a head.
-CLASSIFIERS = ("ForTokenClassification", "ForSequenceClassification")
 HEADS = ("score", "classifier")  # names of the last layer in transformers' token classification models
 
 

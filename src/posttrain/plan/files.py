@@ -17,6 +17,7 @@ from posttrain.config.serve import ServeConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.libraries.hub_names import model_name
 from posttrain.libraries.remote import is_url, plain, problem_of
+from posttrain.plan.reward_model_files import head_problems
 from posttrain.plan.weight_files import has_chat_template, tokenizer_problems, weight_problems
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -52,6 +53,7 @@ def check_run_files(config: RunConfig) -> list[Problem]:
         problems += check_model(config.critic.path, "critic.path", tokenizer=False)
     if config.reward.model is not None:
         problems += check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
+        problems += head_problems(config.reward.model)
     for name, judge in config.reward.judges.items():
         problems += check_model(judge.path, f"{judge_field(name)}.path", tokenizer=True)
     return problems + check_run_folders(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,17 @@ def test_a_run_folder_without_permission(model: Path, monkeypatch: pytest.Monkey
     ((field, message),) = problems(model, run={"folder": "runs/new"})
     assert field == "run.folder"
     assert message == "nothing can be written into .: permission denied; name another run.folder"
+
+
+def test_a_reward_model_has_a_head(model: Path, tmp_path: Path) -> None:
+    """A causal language model has none; a class that is not named is left to loading."""
+    other = tmp_path / "models" / "other"
+    shutil.copytree(model, other)
+    reward = {"terms": [], "model": {"path": str(other)}}
+    for saved_as, wrong in (("LlamaForCausalLM", True), ("LlamaForSequenceClassification", False), (None, False)):
+        (other / "config.json").write_text(json.dumps({"architectures": [saved_as]} if saved_as else {}))
+        found = problems(model, reward=reward)
+        assert [field for field, _ in found] == ["reward.model.path"] * wrong
+        assert all(
+            "is not a classifier (LlamaForCausalLM), so it has no head to score with" in text for _, text in found
+        )

@@ -1,0 +1,25 @@
+"""Check of the folder of a reward model: it has a score head. Nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from posttrain.config.reward import CLASSIFIERS, RewardModelConfig
+from posttrain.errors import Problem
+
+FIELD = "reward.model.path"
+
+
+def head_problems(model: RewardModelConfig) -> Iterator[Problem]:
+    """Yield the problem of a folder that holds another model than a classifier; hub ids and unreadable files are not checked."""
+    try:
+        saved = json.loads((Path(model.path).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    named = saved.get("architectures") if isinstance(saved, dict) else None
+    if named and not str(named[0]).endswith(CLASSIFIERS):
+        what = f"the model at {model.path} is not a classifier ({named[0]}), so it has no head to score with"
+        fix = "train one with posttrain tune method.name=reward_model, or name a classifier with one label"
+        yield Problem(what, fix=fix, field=FIELD)
