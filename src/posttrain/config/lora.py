@@ -12,7 +12,7 @@ from posttrain.config.base import Section
 class LoraConfig(Section):
     """Every chosen layer W becomes W + scale x B A, of which only A and B are trained (arXiv:2106.09685)."""
 
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=65_536)
     """Rows of A, columns of B."""
     alpha: float = Field(default=16.0, gt=0.0)
     """The scale is alpha / rank, or alpha / sqrt(rank) with use_rslora."""

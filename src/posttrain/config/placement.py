@@ -8,6 +8,8 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+MOST_DEVICES = 100_000  # of the largest cluster; more is a mistake, not a request
+
 
 class PlacementConfig(Section):
     runtime: Literal["auto", "inprocess", "ray"] = "auto"
@@ -15,9 +17,9 @@ class PlacementConfig(Section):
     one device and ray on more."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Type of the devices; auto uses an accelerator when there is one."""
-    devices: int = Field(default=1, ge=1)
+    devices: int = Field(default=1, ge=1, le=MOST_DEVICES)
     """Devices of the run, on all nodes together; on a CPU, processes."""
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=MOST_DEVICES)
     """Machines that the devices are spread over evenly."""
     cpu_threads: int | None = Field(default=None, ge=1)
     """Threads of a CPU run (with ray, of each worker); null means as many as OMP_NUM_THREADS says or else one per core this

@@ -16,7 +16,7 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 class OptimizerConfig(Section):
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer; muon orthogonalises the momentum of hidden layers' matrices and treats the rest as adamw."""
-    lr: float = Field(default=1e-6, gt=0.0)
+    lr: float = Field(default=1e-6, gt=0.0, le=10.0)
     """Peak learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of AdamW's two running averages (adamw, muon)."""
@@ -96,7 +96,7 @@ class LearnerConfig(Section):
 
 
 class PolicyConfig(LearnerConfig):
-    epochs_per_step: int = Field(default=1, ge=1)
+    epochs_per_step: int = Field(default=1, ge=1, le=10_000)
     """Passes over a step's sequences."""
     sequences_per_mini_batch: int | None = Field(default=None, ge=1)
     """Sequences per update (optimizer step); null means all of the step's."""

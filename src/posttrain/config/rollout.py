@@ -8,11 +8,13 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+MOST_TOKENS = 100_000_000  # of a sequence: beyond every context that a model has
+
 
 class SamplingConfig(Section):
     samples_per_prompt: int = Field(default=8, ge=1)
     """Responses sampled for each prompt (the group of GRPO)."""
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     """Divides the logits, in sampling and in every log-prob of the trainer; 0 is greedy (validation only)."""
     top_k: int = Field(default=0, ge=0)
     """Keep the k most likely tokens; 0 keeps all."""
@@ -20,7 +22,7 @@ class SamplingConfig(Section):
     """Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Drop tokens less likely than this share of the most likely token; 0 keeps all."""
-    max_response_tokens: int = Field(default=256, ge=1)
+    max_response_tokens: int = Field(default=256, ge=1, le=MOST_TOKENS)
     """Longest response, in tokens, the stop token included."""
     stop: list[str] = []
     """Texts that end a response; the text stays in it."""
@@ -33,7 +35,7 @@ class SamplingConfig(Section):
 
 
 class RolloutConfig(SamplingConfig):
-    first_token_temperature: float | None = Field(default=None, gt=0.0)
+    first_token_temperature: float | None = Field(default=None, gt=0.0, le=100.0)
     """Temperature of the first token of every response, and of every turn (FIRE, arXiv:2410.21236); null: as of the others."""
     first_token_top_k: int = Field(default=16, ge=0)
     """Most likely tokens that this first token is drawn from; 0 keeps all."""
@@ -57,7 +59,7 @@ class RolloutConfig(SamplingConfig):
     through a folder (disk); an adapter alone (auto with LoRA and vllm, or adapter) goes through shared memory."""
     weight_folder: str | None = None
     """Folder through which weights go, which the samplers see under the same name; null makes a temporary one."""
-    weight_bucket_mib: int = Field(default=512, ge=1)
+    weight_bucket_mib: int = Field(default=512, ge=1, le=1_000_000)
     """Weights that are copied or broadcast at a time (a larger tensor has a bucket of its own), MiB."""
     weight_hash_every_steps: int | None = Field(default=None, ge=1)
     """Tell a hash of the weights that are sampled from, at the start and then at every so many steps' ends; null means never.
@@ -83,9 +85,9 @@ class RolloutConfig(SamplingConfig):
 class ValidationConfig(SamplingConfig):
     samples_per_prompt: int = Field(default=1, ge=1)
     """Responses sampled for each validation prompt."""
-    temperature: float = Field(default=0.0, ge=0.0)
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     """Temperature, as in rollout; 0 is greedy."""
-    max_response_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
+    max_response_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)  # type: ignore[assignment]
     """Longest validation response, in tokens; null means rollout.max_response_tokens."""
     every_steps: int | None = Field(default=None, ge=1)
     """Validate after every so many steps, besides the end; null means only at the ends."""

@@ -24,4 +24,6 @@ def plug_in_named(ledger: Ledger, values: dict[str, Any]) -> None:
 
 def is_plugged(row: Key, value: Any) -> bool:
     """Return True for a name of a plug-in, given to a key that otherwise takes the peer's own names."""
-    return any(value in registry.plugged() for field, registry in _REGISTRIES.items() if field in row.fields)
+    return isinstance(value, str) and any(
+        value in registry.plugged() for field, registry in _REGISTRIES.items() if field in row.fields
+    )

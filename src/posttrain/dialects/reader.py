@@ -99,6 +99,15 @@ class Reader:
             tree = tree[part]
         tree[name] = value
 
+    def remove(self, key: str) -> None:
+        """Let the rules that follow read a key as one that is not written."""
+        *above, name = key.split(".")
+        tree = self.values = dict(self.values)
+        for part in above:
+            tree[part] = dict(tree[part])
+            tree = tree[part]
+        del tree[name]
+
     def take_over(self, section: str) -> None:
         """Withdraw the reports of keys below a section that a rule hands to the user's own code after all."""
         self.ignored[:] = [one for one in self.ignored if not one.key.startswith(f"{section}.")]
@@ -125,8 +134,9 @@ class Reader:
         return places.index(key) if key in places else len(places)
 
     def problem(self, what: str, *, key: str, fix: str = "", refused: bool = False) -> None:
-        """The configuration is wrong, or asks for what is ``refused``."""
-        if not any(problem.field == key and problem.what == what for problem in self.problems):
+        """The configuration is wrong, or asks for what is ``refused``. A key of the wrong type is reported once: what else is
+        wrong with it is wrong with the default in its place."""
+        if not any(problem.field == key and (problem.what == what or key in self.bad) for problem in self.problems):
             where = self.sources.where(key)
             self.problems.append(Problem(what, fix=fix, where=where, field=key, refused=refused))
 

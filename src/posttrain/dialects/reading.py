@@ -27,11 +27,12 @@ from posttrain.dialects.own_keys import (
 )
 from posttrain.dialects.plugged import is_plugged, plug_in_named
 from posttrain.dialects.reader import HYDRA_CLASS, Dialect, Reader, same
+from posttrain.dialects.sections import reject_sections
 from posttrain.dialects.trees import nested, parents, value_at
 from posttrain.dialects.value_fixes import fix_of_value
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
-from posttrain.errors import GUESS, Problem
+from posttrain.errors import GUESS, ConfigError, Problem
 
 
 def read_dialect(
@@ -67,6 +68,7 @@ def read_dialect(
     composed = dialect.renamed(composed)
     plug_in_named(ledger, composed.values)
     reader = Reader(ledger, composed, skip_files=skip_files, here=here)
+    reject_sections(reader)
     _look_at_every_key(dialect, reader, known, here=here)
     settled = _settle_own_keys(reader, known, drop=drop_unknown)
     reader.ignored += [
@@ -78,7 +80,7 @@ def read_dialect(
         row = ledger.find(key)
         if row is None or row.status == "mapped":
             reader.problem(f"{key} must be given: ??? stands in its place", key=key)
-    fields = _direct(reader) | dialect.rules[entry.name](reader)
+    fields = _fields(dialect, reader, entry.name)
     words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | _our_fields(reader)
     config, found = validate(nested(fields), words.sources, entry.root)
@@ -99,7 +101,8 @@ def read_dialect(
     if all(problem.refused for problem in problems):
         warnings += [words.text(text) for text in entry.warnings_of(config) if words.is_written(text)]
         warnings += [words.text(text) for text in secret_warnings(config)]
-        problems += words.translate([*entry.check(config), *alone_in_its_group(settled, config)])
+        # One key may set a field of the sampler and of validation, and is wrong once
+        problems += dict.fromkeys(words.translate([*entry.check(config), *alone_in_its_group(settled, config)]))
         reader.unsupported += [
             replace(problem, fix="--here runs without it") for problem in words.translate(entry.unsupported(config))
         ]
@@ -228,6 +231,20 @@ def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) ->
             )
         else:
             reader.plan_only(f"{key} is planned: {row.reason}", key=key, fix="remove it to run without")
+
+
+def _fields(dialect: Dialect, reader: Reader, entry: str) -> dict[str, Any]:
+    """Our fields, as the rows and the rules of a dialect say.
+
+    Raises: ConfigError with the problems so far, where a rule can make nothing of the default that stands in for a value of
+        the wrong type.
+    """
+    try:
+        return _direct(reader) | dialect.rules[entry](reader)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        if not reader.bad:
+            raise
+        raise ConfigError(sorted(reader.problems, key=lambda problem: reader.order(problem.field))) from None
 
 
 def _direct(reader: Reader) -> dict[str, Any]:

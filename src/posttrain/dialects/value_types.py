@@ -1,7 +1,9 @@
-"""Types of a dialect's values, written as text in its tables: ``int | null``, ``one of a, b``, ``list of int``, ``section``."""
+"""Types of a dialect's values, written as text in its tables: ``int | null``, ``int up to 1000``, ``one of a, b``,
+``list of int``, ``section``."""
 
 from __future__ import annotations
 
+import builtins
 import types
 from collections.abc import Sequence
 from functools import cache, reduce
@@ -11,6 +13,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 class Share(float):
     """The type of a part of the whole: above 0, at most 1."""
+
+
+class Bounded(int):
+    """Base of the types ``int up to N``: whole numbers whose size decides how much a plan holds, such as devices."""
+
+    most: int
 
 
 _NAMES: dict[str, Any] = {
@@ -40,11 +48,18 @@ def parse_type(text: str) -> Any:
 def _single(text: str) -> Any:
     if text in _NAMES:
         return _NAMES[text]
+    if text.startswith("int up to "):
+        return _bounded(int(text.removeprefix("int up to ")))
     if text.startswith("one of "):
         return Literal[tuple(text.removeprefix("one of ").split(", "))]
     if text.startswith("list of "):
         return list[_single(text.removeprefix("list of "))]  # type: ignore[misc]
-    raise ValueError(f"{text!r} is not a type (known: {', '.join(_NAMES)}, one of …, list of …)")
+    raise ValueError(f"{text!r} is not a type (known: {', '.join(_NAMES)}, int up to …, one of …, list of …)")
+
+
+@cache
+def _bounded(most: int) -> type[Bounded]:
+    return type(f"int up to {most}", (Bounded,), {"most": most})
 
 
 def type_text(type: Any) -> str:
@@ -78,6 +93,8 @@ def fits(value: Any, type: Any) -> bool:
     if origin is list or type is list:
         inner: Sequence[Any] = get_args(type)
         return isinstance(value, list) and all(fits(item, inner[0]) for item in value if inner)
+    if isinstance(type, builtins.type) and issubclass(type, Bounded):
+        return fits(value, int) and value <= type.most
     if type is Share:
         return fits(value, float) and 0 < value <= 1
     if type is float:

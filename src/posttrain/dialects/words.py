@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from posttrain.config.base import Section
+from posttrain.config.reading.keys import field_of
 from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.ledger import ABSENT, Ledger
+from posttrain.dialects.value_types import type_text
 from posttrain.errors import Problem
+from posttrain.settings import is_number
 
 # In every dialect: our fields by their own names, for what the dialect has no key for.
 OUR_SECTION = "posttrain"
@@ -39,13 +42,15 @@ class Words:
     def __init__(self, ledger: Ledger, reader: WrittenKeys, root: type[Section]):
         self._ledger = ledger
         self._keys: dict[str, str] = {}
-        ranks: dict[str, tuple[bool, bool]] = {}  # a written key before one with a default before any other
+        # A written key before one with a default before any other; of two written ones, that which holds a number's value
+        ranks: dict[str, tuple[bool, bool, bool]] = {}
         self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
         for row in ledger.rows:
             if row.status != "mapped":
                 continue
-            rank = reader.written(row.name), row.default is not ABSENT
+            counts = not {"int", "float", "share"}.isdisjoint(type_text(row.type).split(" | "))
             for name in row.fields:
+                rank = reader.written(row.name), counts == _is_counted(name, root), row.default is not ABSENT
                 if name not in self._keys or rank > ranks[name]:
                     self._keys[name], ranks[name] = row.name, rank
                     self._plain.discard(name)
@@ -117,6 +122,16 @@ class Words:
             )
             for problem in problems
         ]
+
+
+def _is_counted(field: str, root: type[Section]) -> bool:
+    """Return True for a field that holds a number, or settings, among them numbers."""
+    found = field_of(field, root)
+    return found is None or is_number(found.annotation) or _is_section(found.annotation)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 @dataclass(frozen=True, slots=True)

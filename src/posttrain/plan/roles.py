@@ -298,7 +298,7 @@ def _does_not_split(asked: RoleRequest, count: int, split: int) -> Problem:
     what = (
         f"the {role} has {count} device{'s' * (count > 1)}, which are no multiple of the {split} that share one copy "
     )
-    name, size = product[0]
-    fits = [smaller for smaller in range(size, 0, -1) if count % (split // size * smaller) == 0]
+    name, size = max(product, key=lambda part: part[1])
+    fits = [smaller for smaller in range(min(size, count), 0, -1) if count % (split // size * smaller) == 0]
     other = f", or {name}={fits[0]}" if fits else ""
     return Problem(f"{what}({arithmetic})", fix=f"use {-(-count // split) * split} devices{other}", field=name)

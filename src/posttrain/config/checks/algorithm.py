@@ -25,6 +25,13 @@ def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use loss.kl_estimator=k3, or loss.kl_importance_weighted=false",
             field="loss.kl_importance_weighted",
         )
+    low, high = (loss.settings.get(f"covariance_{end}") for end in ("low", "high"))
+    if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
+        yield Problem(
+            f"no covariance is above loss.covariance_low={low:g} and below loss.covariance_high={high:g}",
+            fix="use 1 and 5, for example",
+            field="loss.covariance_high",
+        )
     inputs = config.advantage.about.inputs
     if {"terms", "term_weights"} <= set(config.advantage.settings):
         yield from _term_problems(config)

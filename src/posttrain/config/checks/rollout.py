@@ -7,6 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from posttrain.config import RunConfig
+from posttrain.config.checks.engine_numbers import OPTIONS, SAMPLING, number_problems
 from posttrain.config.roles import VLLM_LARGEST_RANK, holds_a_copy, runtime_of, sends_adapter, shares_weights
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.errors import Problem
@@ -50,6 +51,7 @@ def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bo
             yield Problem(what, fix="use rollout.weight_sync=disk, which merges it", field="rollout.weight_sync")
     for section, sampling in (("rollout", config.rollout), ("validation", config.validation)):
         yield from _logprob_problems(rollout, sampling, section)
+    yield from number_problems(config.validation.engine_sampling, SAMPLING, "validation.engine_sampling")
     yield from _replay_problems(config)
     hot = {"temperature": rollout.temperature, "first_token_temperature": rollout.first_token_temperature}
     temperatures = {f"rollout.{name}": value for name, value in hot.items()}
@@ -95,6 +97,8 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
             what = f"{name} is the sampler's share of a device's memory: a number above 0 and at most 1, not {share}"
             yield Problem(what, fix="use 0.5, for example", field=f"rollout.engine_options.{name}")
+    yield from number_problems(rollout.engine_options, OPTIONS, "rollout.engine_options")
+    yield from number_problems(rollout.engine_sampling, SAMPLING, "rollout.engine_sampling")
     if engine == "http" and not rollout.endpoints and not _own_server(rollout):
         yield Problem("http needs servers", fix="rollout.endpoints=[http://host:8000]", field="rollout.endpoints")
     if engine == "http" and rollout.endpoints and _own_server(rollout):

@@ -24,6 +24,8 @@ def training_problems(config: RunConfig) -> Iterator[Problem]:
     yield from precision_problems(config.model)
     yield from schedule_problems("policy", config.policy.schedule)
     yield from schedule_problems("critic", config.critic.schedule)
+    yield from decay_problems("policy", config.policy.optimizer)
+    yield from decay_problems("critic", config.critic.optimizer)
 
 
 def precision_problems(model: ModelConfig) -> Iterator[Problem]:
@@ -49,6 +51,15 @@ def schedule_problems(role: str, schedule: ScheduleConfig) -> Iterator[Problem]:
             fix=f"use {role}.schedule.decay_updates above {warmup}",
             field=f"{role}.schedule.decay_updates",
         )
+
+
+def decay_problems(role: str, optimizer: OptimizerConfig) -> Iterator[Problem]:
+    """Report a weight decay that turns weights around instead of shrinking them: an update multiplies them by 1 - lr x decay."""
+    for name in ("weight_decay", "weight_decay_end"):
+        decay = getattr(optimizer, name)
+        if decay is not None and optimizer.lr * decay >= 1:
+            what = f"{role}.optimizer.{name}={decay:g} with a learning rate of {optimizer.lr:g} leaves nothing of the weights"
+            yield Problem(what, fix="use 0.01, for example; rate x decay is below 1", field=f"{role}.optimizer.{name}")
 
 
 def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:

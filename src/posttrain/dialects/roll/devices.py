@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-MOST = 100_000  # devices of the largest cluster; a larger range is a mistake, not a request
+from posttrain.config.placement import MOST_DEVICES
 
 EXAMPLE = "write it as list(range(0,8)), [0,1,2,3], or list(range(0,4)) + list(range(8,12))"
 
@@ -83,8 +83,8 @@ def _combined(
 
 def _range(numbers: list[int]) -> list[int]:
     ids = range(*numbers)
-    if len(ids) > MOST:
-        raise _NotUnderstood(f"a range of more than {MOST} devices")
+    if len(ids) > MOST_DEVICES:
+        raise _NotUnderstood(f"a range of more than {MOST_DEVICES} devices")
     return list(ids)
 
 

@@ -72,7 +72,7 @@ def _shares(keys: Reader, section: str) -> dict[str, int]:
     """Groups of each tag."""
     groups_key = f"{section}.env_groups" if keys.written(f"{section}.env_groups") else f"{section}.num_env_groups"
     parts_key = f"{section}.n_groups" if keys.written(f"{section}.n_groups") else f"{section}.num_groups_partition"
-    tags, parts, groups = keys[f"{section}.tags"], keys[parts_key], keys[groups_key]
+    tags, parts, groups = keys[f"{section}.tags"], keys[parts_key], count(keys, groups_key)
     if not keys.written(parts_key) and len(tags) == 1:
         parts = [groups]
     if len(parts) != len(tags):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.roll.rules.look import count
 from posttrain.dialects.roll.rules.worlds import world
 from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import ENVS
@@ -108,10 +109,11 @@ def _unread_tools(keys: Reader, at: str, kind: str) -> None:
                      refused=True)  # fmt: skip
 
 
-def _turns(keys: Reader, at: str) -> int | None:
+def _turns(keys: Reader, at: str) -> int:
     """Return the turns of an episode."""
     turns = keys[f"{at}.max_steps"] or keys[f"{at}.max_steps_per_traj"] or keys[f"{at}.max_actions_per_traj"]
-    found: int | None = turns or (keys[f"{at}.env_config"] or {}).get("max_steps") or keys["max_steps_per_traj"]
+    turns = turns or (keys[f"{at}.env_config"] or {}).get("max_steps")
+    found: int = turns or count(keys, "max_steps_per_traj")
     return found
 
 

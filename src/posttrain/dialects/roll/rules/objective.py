@@ -190,8 +190,9 @@ def _variant(keys: Reader) -> dict[str, Any]:
         case "tis":
             low, high = keys["actor_train.tis_lower_bound"], keys["actor_train.tis_upper_bound"]
             if not 0 <= low <= 1 <= high:
-                keys.problem(f"tis bounds {low:g} and {high:g} do not hold 1", key="actor_train.tis_lower_bound",
-                             fix="use bounds around 1, such as 0 and 1")  # fmt: skip
+                key = "actor_train.tis_upper_bound" if high < 1 else "actor_train.tis_lower_bound"
+                what = f"tis bounds {low:g} and {high:g} do not hold 1"
+                keys.problem(what, key=key, fix="use bounds around 1, such as 0 and 1")
                 low, high = 0.0, 1.0
             return {"loss.name": "cispo", "loss.clip_ratio_low": 1 - low, "loss.clip_ratio_high": high - 1}
         case "cispo":

@@ -145,9 +145,9 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
         shared *= each
     words = " x ".join(f"{_their_name(family, name)} {each}" for name, each in sizes.items() if each > 1)
     if size % shared:
-        name = next(name for name, each in sizes.items() if each > 1)
+        name = max(sizes, key=lambda name: sizes[name])
         key = f"{section}.{CONFIG}.{_PARALLEL[name]}" if family == MEGATRON else f"{section}.model_args.ulysses_size"
-        fits = [one for one in range(shared, 0, -1) if size % one == 0]
+        fits = [one for one in range(min(shared, size), 0, -1) if size % one == 0]
         keys.problem(
             f"{size} device{'s' * (size > 1)} of {section} do not split into groups of {words}",
             key=key,

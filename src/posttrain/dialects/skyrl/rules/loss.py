@@ -168,7 +168,7 @@ def _rejections(keys: Reader, section: str, ours: str) -> dict[str, Any]:
     ):
         low, high = f"{section}.{prefix}_low", f"{section}.{prefix}_high"
         if metric == name:
-            rules.append((rule, get(keys, low), get(keys, high)))
+            _append(keys, rules, rule, low, high)
         else:
             for key in (low, high):
                 keys.ignore(key, f"sequence_mask_metric is {metric or 'null'}")
@@ -179,13 +179,19 @@ def _rejections(keys: Reader, section: str, ours: str) -> dict[str, Any]:
             what = f"{section}.{prefix}_low and _high go together, and one of them is null"
             keys.problem(what, key=key, fix=f"give {key} too, such as {key}={1e-4 if low is None else 100.0:g}")
         elif low is not None:
-            rules.append((rule, low, high))
+            _append(keys, rules, rule, f"{section}.{prefix}_low", f"{section}.{prefix}_high")
     if not rules:
-        return {}
-    wrong = next((rule for rule in rules if not 0 < rule[1] < rule[2]), None)
-    if wrong:
-        what = f"the bounds {wrong[1]:g} and {wrong[2]:g} of a ratio must be above 0, the lower one first"
-        keys.problem(what, key=section, fix="use bounds such as 0.5 and 2.0")
         return {}
     bounds = [f"{1 / high:.12g}_{1 / low:.12g}" for _, low, high in rules]
     return {f"{ours}.reject": [rule for rule, _, _ in rules], f"{ours}.reject_bounds": bounds}
+
+
+def _append(keys: Reader, rules: list[tuple[str, float, float]], rule: str, low: str, high: str) -> None:
+    """Add a rule with the bounds of two keys; report bounds that nothing lies between."""
+    least, most = get(keys, low), get(keys, high)
+    if 0 < least < most:
+        rules.append((rule, least, most))
+        return
+    key = high if keys.written(high) and least > 0 else low
+    what = f"{low}={least:g} and {high}={most:g} are bounds of a ratio: above 0, the lower one first"
+    keys.problem(what, key=key, fix="use bounds such as 0.5 and 2.0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.config.placement import MOST_DEVICES
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get, name_of
 from posttrain.dialects.skyrl.rules.servers import addresses
@@ -86,7 +87,7 @@ def _copies(keys: Reader, role: str, group: Group) -> int:
     if role == "policy":
         split = _megatron(keys)
         if copies % split:
-            key = "trainer.policy.megatron_config.tensor_model_parallel_size"
+            key = max((*_SPLITS, _CONTEXT), key=lambda key: int(get(keys, key)))
             what = f"{group.devices} devices do not split into groups of {shared * split} that share a model"
             keys.problem(what, key=key, fix="use sizes whose product divides the devices")
         else:
@@ -152,20 +153,22 @@ def _samples_here(keys: Reader) -> bool:
     return get(keys, "generator.backend") in ("native", "hf")
 
 
+_OF_SAMPLERS = {
+    _ENGINES: "copies",
+    _TENSOR: "tensor",
+    "generator.inference_engine_pipeline_parallel_size": "pipeline",
+    "generator.inference_engine_data_parallel_size": "data",
+}
+
+
 def _sampler_devices(keys: Reader) -> tuple[int, str]:
     """Copies of the sampler x devices of a copy; with the product in words."""
-    names = {
-        _ENGINES: "copies",
-        _TENSOR: "tensor",
-        "generator.inference_engine_pipeline_parallel_size": "pipeline",
-        "generator.inference_engine_data_parallel_size": "data",
-    }
-    sizes = {name: get(keys, name) for name in names}
+    sizes = {name: get(keys, name) for name in _OF_SAMPLERS}
     for name, size in sizes.items():
         if size < 1:
             written = name_of(keys, name)
             keys.problem(f"{written} must be at least 1, not {size}", key=written, fix=f"use {written}=1, or more")
-    shown = [f"{size} {names[name]}" for name, size in sizes.items() if size != 1 or name in (_ENGINES, _TENSOR)]
+    shown = [f"{size} {_OF_SAMPLERS[name]}" for name, size in sizes.items() if size != 1 or name in (_ENGINES, _TENSOR)]
     product = 1
     for size in sizes.values():
         product *= max(1, size)
@@ -238,6 +241,10 @@ def _side_by_side(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         nodes = max(nodes, group.nodes)
     if not addresses(keys):
         devices = _sampler_copies(keys) if _samples_here(keys) else _sampler_devices(keys)[0]
+        if devices > MOST_DEVICES:
+            key = name_of(keys, max(_OF_SAMPLERS, key=lambda key: int(get(keys, key))))
+            keys.problem(f"the samplers would have {devices} devices", key=key, fix=f"use {key}=1, for example")
+            devices = 1
         fields["rollout.devices"] = list(range(used, used + devices))
         used += devices
     if used == policy.devices:  # nothing stands beside the policy

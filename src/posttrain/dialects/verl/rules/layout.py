@@ -148,8 +148,8 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
     shared = keys[sizes["sequence_parallel"]]
     if devices % split:
         product = " x ".join(str(keys[key]) for key in sizes.values())
-        key = next(key for key in sizes.values() if keys[key] > 1)
-        fits = [size for size in range(split, 0, -1) if devices % size == 0]
+        key = max(sizes.values(), key=lambda key: int(keys[key]))
+        fits = [size for size in range(min(split, devices), 0, -1) if devices % size == 0]
         keys.problem(
             f"{devices} devices do not split into groups of {product if len(sizes) > 1 else split} that share a model",
             key=key,
@@ -183,7 +183,7 @@ def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
         keys.ignore(key, f"{engine} does not split the model; vllm and sglang do")
         return {}
     if size >= 1 and devices % size:
-        fits = next(count for count in range(size, 0, -1) if devices % count == 0)
+        fits = next(count for count in range(min(size, devices), 0, -1) if devices % count == 0)
         what = f"{devices} {'device does' if devices == 1 else 'devices do'} not split into samplers of {size} devices each"
         keys.problem(what, key=key, fix=f"use {key}={fits}, or a number of devices that {size} divides")
     return {"rollout.tensor_parallel": size}

@@ -166,6 +166,9 @@ def _follows(keys: Reader, name: str) -> bool:
 def trainer(keys: Reader) -> dict[str, Any]:
     """Trackers, cadences, checkpoints."""
     save, test = keys["trainer.save_freq"], keys["trainer.test_freq"]
+    if isinstance(test, bool):
+        keys.warn(f"trainer.test_freq={test} counts as {int(test)}")
+        test = int(test)
     fields = {
         "checkpoint.every_steps": save if save > 0 else None,
         "checkpoint.at_end": save > 0,

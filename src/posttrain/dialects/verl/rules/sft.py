@@ -19,6 +19,8 @@ from posttrain.dialects.verl.rules.sft_engine import (
 from posttrain.dialects.verl.strategies import SHARDED
 from posttrain.plan.engine import engine_called
 
+AFTER_EACH_EPOCH = "after_each_epoch"
+
 
 def sft_rules(keys: Reader) -> dict[str, Any]:
     """SftConfig fields by dotted name."""
@@ -131,6 +133,9 @@ def _cadence(keys: Reader) -> dict[str, Any]:
         return fields | {"validation.each_epoch": True, "checkpoint.each_epoch": True}
     for name, section in (("save_freq", "checkpoint"), ("test_freq", "validation")):
         every = keys[f"trainer.{name}"]
+        if every == AFTER_EACH_EPOCH:
+            fields[f"{section}.each_epoch"] = True
+            continue
         if every == 0:
             key = f"trainer.{name}"
             keys.problem(f"{key} is 0, at which verl stops", key=key, fix=f"use {key}=-1 for the last update only")

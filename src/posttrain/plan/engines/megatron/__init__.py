@@ -56,7 +56,7 @@ class MegatronPlan(EnginePlan):
             return []
         shared = f"{experts} that share them x {one_expert} that share each = {experts * one_expert}"
         what = f"the {role} has its experts on {stage} devices, which do not split into groups of {shared}"
-        fits = [size for size in range(experts, 0, -1) if stage % (size * one_expert) == 0]
+        fits = [size for size in range(min(experts, stage), 0, -1) if stage % (size * one_expert) == 0]
         name = f"{section}.engine_options.{EXPERTS_OVER if fits else ONE_EXPERT_OVER}"
         return [Problem(what, fix=f"use {name}={fits[0] if fits else 1}", field=name)]
 

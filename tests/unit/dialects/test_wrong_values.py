@@ -1,0 +1,101 @@
+"""Values that no key takes: each is refused once, by the key's name, whatever the rules make of the default in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from posttrain.dialects.entries import ENTRIES
+from posttrain.dialects.ledger import Key
+from posttrain.dialects.value_types import fits, parse_type, type_text
+from posttrain.errors import ConfigError, Problem
+
+from .examples import PEERS, override, read, tables_of
+
+EVERY = 29  # of the mapped rows: the others are of the same kinds
+WRONG = {"{a: 1}": {"a": 1}, "[[word]]": [["word"]]}
+
+
+def _rows(dialect: str) -> Iterator[tuple[str, Key, tuple[str, ...]]]:
+    tables = tables_of(dialect)
+    ledgers = {entry: tables.ledger().of(entry) for entry in ENTRIES}
+    for table in tables.names:
+        for row in tables.rows(table, examples=True):
+            for entry in row.get("entry", "train").split():
+                key = ledgers[entry].by_name[row["key"]]
+                if key.status == "mapped" and "*" not in key.name and "no_example" not in row:
+                    yield entry, key, tuple(row.get("given", ()))
+
+
+CASES = [(dialect, *case) for dialect in PEERS for case in [*_rows(dialect)][::EVERY]]
+
+
+def _problems(dialect: str, entry: str, given: tuple[str, ...], *written: str) -> list[Problem]:
+    try:
+        return list(read(dialect, entry, given, *written).problems)
+    except ConfigError as error:
+        return error.problems
+
+
+@pytest.mark.parametrize(("dialect", "entry", "key", "given"), CASES, ids=lambda one: getattr(one, "name", None))
+def test_a_value_of_the_wrong_type_is_refused_by_name(
+    dialect: str, entry: str, key: Key, given: tuple[str, ...]
+) -> None:
+    for text, value in WRONG.items():
+        if fits(value, key.type) or type_text(key.type) == "any":
+            continue
+        found = [one for one in _problems(dialect, entry, given, override(dialect, key, text)) if one.field == key.name]
+        assert [one.what.startswith(f"{key.name} must be ") for one in found] == [True]
+
+
+def test_a_section_in_the_place_of_a_number_is_one_problem() -> None:
+    found = _problems("verl", "train", (), "actor_rollout_ref.actor.optim.lr={value: {is: 1}}")
+    assert [str(one) for one in found] == [
+        "actor_rollout_ref.actor.optim.lr must be float, not a section, at override "
+        "actor_rollout_ref.actor.optim.lr={value: {is: 1}}; write the value itself, lr: ..."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given", "wrong", "named"),
+    [
+        # Sizes of which a plan makes lists
+        ("verl", (), "trainer.nnodes=1000000000", "must be int up to 10000, not 1000000000"),
+        (
+            "verl",
+            ("two", "megatron"),
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1000000000",
+            "do not split",
+        ),
+        ("skyrl", (), "trainer.placement.policy_num_gpus_per_node=1000000000", "must be int up to 1000"),
+        ("roll", (), "num_gpus_per_node=1000000000", "must be int up to 1000"),
+        # A number whose switch is written too
+        ("roll", (), "error_max_len_threshold=-1 error_max_len_clip=true", "must be at least 1, not -1"),
+        # Numbers of a server's own
+        ("verl", ("vllm",), "actor_rollout_ref.rollout.max_num_seqs=-1", "must be at least 1, not -1"),
+        ("verl", ("vllm",), "+actor_rollout_ref.rollout.repetition_penalty=-1", "must be above 0, not -1"),
+        ("verl", (), "actor_rollout_ref.actor.optim.lr=1e9", "at most 10"),
+        ("verl", (), "actor_rollout_ref.actor.optim.weight_decay=1e9", "leaves nothing of the weights"),
+        ("verl", (), "actor_rollout_ref.rollout.temperature=1e9", "at most 100"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_name(dialect: str, given: tuple[str, ...], wrong: str, named: str) -> None:
+    written = wrong.split()
+    [problem] = _problems(dialect, "train", given, *written)
+    key = written[0].partition("=")[0].lstrip("+")
+    assert problem.field == key
+    assert named in problem.what
+
+
+def test_bounds_of_a_type() -> None:
+    bounded = parse_type("int up to 1000 | null")
+    assert type_text(bounded) == "int up to 1000 | null"
+    assert [fits(value, bounded) for value in (1000, -3, None, 1001, True, 2.0)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
