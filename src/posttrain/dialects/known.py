@@ -96,9 +96,33 @@ class Known:
 
     def guess(self, key: str) -> str:
         """The known key that this one may be a misspelling of; "" for one that means something else."""
-        if any(not row.name.endswith("**") for row in self._rows(key)):
+        rows = [row for row in self._rows(key) if not row.name.endswith("**")]
+        if rows:
+            here = [name for name in self.ledger.by_name if name.endswith(f".{key}")]
+            return here[0] if len(here) == 1 and not any(row.entry == self._entry for row in rows) else ""
+        return self._in_another_section(key) or next(iter(self.ledger.nearest(key)), "")
+
+    def _in_another_section(self, key: str) -> str:
+        """The known key below a section whose name is misspelt in this one; "" without one."""
+        for section in reversed(parents(key)):
+            if self.ledger.is_section(section) or self.ledger.find(section) is not None:
+                continue
+            depth = section.count(".")
+            alike = [name for name in self._all_sections if name.count(".") == depth]
+            for guess in nearest_keys(section, alike, limit=2):
+                meant = guess + key.removeprefix(section)
+                if self.ledger.find(meant) or self.ledger.is_section(meant) or self.holds_anything_above(meant):
+                    return meant
             return ""
-        return next(iter(self.ledger.nearest(key)), "")
+        return ""
+
+    @cached_property
+    def _all_sections(self) -> list[str]:
+        """Every name that has keys below it, also those whose keys the user names."""
+        held = [
+            row.name.removesuffix(".**") for row in self.ledger.rows if "section" in type_text(row.type).split(" | ")
+        ]
+        return sorted(name for name in {*self.ledger.sections, *held} if "*" not in name)
 
     def is_own(self, key: str) -> bool:
         """Return True when no version of the peer, and none of its entry points, has the key."""

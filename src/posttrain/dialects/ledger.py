@@ -187,8 +187,9 @@ class Ledger:
 
     @cached_property
     def _names(self) -> list[str]:
-        names = {row.name.removesuffix(".**") for row in self.rows} | self.sections
-        return sorted(name for name in names if not name.endswith(".*"))
+        """Every key in the table's order, then the sections."""
+        names = dict.fromkeys([*(row.name.removesuffix(".**") for row in self.rows), *sorted(self.sections)])
+        return [name for name in names if not name.endswith(".*")]
 
 
 def _filled_in(name: str, parts: Sequence[str]) -> str:

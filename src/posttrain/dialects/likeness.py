@@ -20,10 +20,12 @@ MANY = 3  # a last name in more sections than this says nothing without its sect
 def nearest_keys(key: str, names: Sequence[str], limit: int = 1) -> list[str]:
     """Known keys most like one that is not known; empty when nothing is alike.
 
-    First those that are one slip of the finger away. Then the last name counts most, then the whole key: people misspell
-    the name far more often than the path, and they remember the name where they forget the path.
+    First those that are one slip of the finger away, or say the same words in another order; then those that lack their first
+    sections alone, as the table has them. Then the last name counts most, then the whole key: people misspell the name far more
+    often than the path, and they remember the name where they forget the path.
     """
-    slips = [name for name in names if one_slip(key, name)]
+    slips = [name for name in names if one_slip(key, name) or _same_words(key, name)]
+    slips += [name for name in names if "." in key and name.endswith(f".{key}")]
     if len(slips) >= limit:
         return slips[:limit]
     likeness = _likenesses(key, names)
@@ -44,6 +46,13 @@ def one_slip(key: str, name: str) -> bool:
     end = next((back for back in range(shorter - start) if key[-1 - back] != name[-1 - back]), shorter - start)
     left, right = key[start : len(key) - end], name[start : len(name) - end]
     return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
+
+
+def _same_words(key: str, name: str) -> bool:
+    """True for a last name of the same section whose words stand in another order: files_train for train_files."""
+    section, _, leaf = key.rpartition(".")
+    other_section, _, other = name.rpartition(".")
+    return section == other_section and leaf != other and sorted(leaf.split("_")) == sorted(other.split("_"))
 
 
 def _same_meaning(key: str, name: str, common: Counter[str]) -> bool:

@@ -327,3 +327,29 @@ def test_a_slip_in_a_section_that_refers_to_another_is_named_once(tmp_path: Path
     )
     told = [text for text in read_dialect(ROLL, str(file), []).warnings if "strrtegy_config" in text]
     assert len(told) == 1 and "did you mean actor_train.strategy_args.strategy_config" in told[0], told
+
+
+@pytest.mark.parametrize(
+    ("dialect", "wrote", "meant"),
+    [
+        ("verl", "data.files_train=a.parquet", "data.train_files"),  # the same words in another order
+        ("skyrl", "generator.engine_hnit_kwargs={swap_space: 4}", "generator.engine_init_kwargs.swap_space"),
+        ("verl", "+reward_model.model.overrideConfig={rope_theta: 5}", "reward_model.model.override_config.rope_theta"),
+    ],
+)
+def test_a_misspelt_section_is_found_also_where_the_user_names_what_is_in_it(
+    dialect: str, wrote: str, meant: str
+) -> None:
+    [problem] = [one for one in read_config(None, [wrote], dialect).problems if wrote in one.where]
+    assert problem.fix == f"did you mean {meant}?"
+
+
+def test_a_key_without_its_first_section_is_that_of_the_first_section_of_the_table() -> None:
+    [warning] = [one for one in read_config(None, ["training_args.adam_beta2=0.9"], "roll").warnings if "adam" in one]
+    assert "(did you mean actor_train.training_args.adam_beta2?)" in warning
+
+
+def test_a_key_that_another_entry_point_has_and_this_one_below_a_section() -> None:
+    found = read_config(None, ["algorithm.adv_estimator=grpo", "data.train_batch_size=8", "rollout.name=hf"], "verl")
+    [problem] = [one for one in found.problems if "rollout.name=hf" in one.where]
+    assert problem.fix == "did you mean actor_rollout_ref.rollout.name?"
