@@ -6,6 +6,9 @@ A mark is a comment on the lines before a block, which no reader of the page see
 * ``entry: sft`` for a YAML block that another command than `posttrain train` reads, ``inside: reward.terms`` for part of a file
 * ``file: NAME`` keeps the block as a file, which later blocks of the page name
 * ``printed by: COMMAND`` for a text block that shows what a quick command prints, whatever the width of the terminal
+* ``with: NAME`` writes what the command looks at before it, by a function of tests/unit/test_document_blocks.py
+* ``not printed: WHY`` for a text block that no command prints, such as a drawing, or prints otherwise elsewhere; a synopsis, with
+  ``…`` or ``[--`` in it, needs no mark
 * ``slow: WHY`` runs a Python block in the slow part; commands go there by themselves
 
 Of the tools on PyPI, mktestdocs and pytest-codeblocks run Python and shell only, and sybil reads no marks beside a block; this
@@ -26,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if not page.name.startswith(("keys-", "index."))]
 LANGUAGES = ("bash", "python", "yaml", "json", "csv", "text", "dockerfile")
-KEYS = ("not run", "entry", "inside", "file", "printed by", "slow")
+KEYS = ("not run", "entry", "inside", "file", "printed by", "with", "not printed", "slow")
 MARK = re.compile(r"<!-- block: (.*?) -->", re.DOTALL)
 # Commands that need no model and are over at once.
 QUICK = ("plan", "keys", "translate", "init", "schema", "data")
@@ -89,8 +92,9 @@ def _marks(comment: str, place: str) -> dict[str, str]:
     marks = {key.strip(): value.strip() for key, _, value in (part.partition(":") for part in found[1].split("|"))}
     if unknown := marks.keys() - set(KEYS):
         raise ValueError(f"{place}: no test knows the mark {sorted(unknown)}")
-    if "not run" in marks and len(marks["not run"].split()) < 3:
-        raise ValueError(f"{place}: say why the block is not run")
+    for reason in ("not run", "not printed"):
+        if reason in marks and len(marks[reason].split()) < 2 + (reason == "not run"):
+            raise ValueError(f"{place}: say why the block is {reason}")
     return marks
 
 
