@@ -47,6 +47,8 @@ def chat(
     """Talk to a model, before or after training, on this machine."""
     from posttrain.cli.process import importing, prepare_cpu
 
+    for path in filter(None, (model, beside)):
+        check_given(path)
     prepare_cpu()
     with ExitStack() as folders:
         with importing():
@@ -167,7 +169,6 @@ def _load(path: str, folders: ExitStack) -> Speaker:
     """Load a model; that of a run or checkpoint is exported into a folder that is removed at the end."""
     from posttrain.cli.hub import hub_folder
 
-    check_given(path)
     folder = path if Path(path).expanduser().exists() else hub_folder(path, "MODEL")
     announce(f"loading {path}")
     folder = as_folder(folder, folders, announce, from_gguf=False)

@@ -52,8 +52,11 @@ def init(
     answers = Answers(**_asked(given))
     text = written(answers)
     _check(text, answers)
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     typer.echo(f"wrote {out}")
+    if answers.reward.endswith(".py") and answers.method != "sft" and not Path(answers.reward).is_file():
+        typer.echo(f"write your function score into {answers.reward}, which is not there yet")
     typer.echo(f"check it: posttrain plan {out}")
     typer.echo(f"start it: posttrain {'sft' if answers.method == 'sft' else 'train'} {out}")
 

@@ -161,6 +161,15 @@ def test_the_table_of_exit_codes_is_that_of_the_commands() -> None:
     assert all(f"`{name}`" in page for name in OWN)
 
 
+def test_init_makes_the_folder_and_says_what_is_still_to_be_written(tmp_path: Path) -> None:
+    words = ["init", str(tmp_path / "new/run.yaml"), "--model", "m", "--data", "d", "--reward", str(tmp_path / "r.py")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and (tmp_path / "new/run.yaml").is_file()
+    assert "r.py, which is not there yet" in done.output
+    (tmp_path / "r.py").write_text("def score(solution_str):\n    return 0.0\n")
+    assert "not there yet" not in CliRunner().invoke(app, [*words, "--overwrite"]).output
+
+
 def test_doctor_prints_one_line_that_installs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "is_installed", lambda name: name not in ("bm25s", "vllm", "peft"))
     done = CliRunner().invoke(app, ["doctor", "--fix"])
