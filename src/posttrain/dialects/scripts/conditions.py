@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 
 from posttrain.dialects.scripts.arithmetic import computed
-from posttrain.dialects.scripts.expansion import source, text_of
+from posttrain.dialects.scripts.expansion import pattern_of, source, text_of
 from posttrain.dialects.scripts.state import Node, Shell, Value
 
 Truth = bool | None  # None: it cannot be known without running something
@@ -31,8 +31,11 @@ def holds(shell: Shell, node: Node) -> Truth:
         if sign in ("||", "-o"):
             first = holds(shell, left)
             return True if first else _either(first, holds(shell, right))
-        pattern = right.type not in ("string", "raw_string")
-        return binary(shell, text_of(shell, left), sign, text_of(shell, right), pattern=pattern)
+        one = text_of(shell, left)
+        pattern = pattern_of(shell, right) if sign in ("=", "==", "!=") else text_of(shell, right)
+        if sign == "=~" and right.type in ("string", "raw_string"):
+            pattern = re.escape(text_of(shell, right))
+        return None if pattern is None else binary(shell, one, sign, pattern, pattern=True)
     text = shell.as_tested(text_of(shell, node))
     return None if text is None else bool(text)
 
@@ -72,10 +75,7 @@ def binary(shell: Shell, left: str, sign: str, right: str, *, pattern: bool) -> 
         same = fnmatchcase(one, other) if pattern else one == other
         return same == (sign != "!=")
     if sign == "=~":
-        try:
-            return bool(re.search(other, one))
-        except re.error:
-            return None
+        return _matches(shell, one, other)
     if sign in ("<", ">"):
         return one < other if sign == "<" else one > other
     signs = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
@@ -83,6 +83,22 @@ def binary(shell: Shell, left: str, sign: str, right: str, *, pattern: bool) -> 
         number = computed(shell, f"({one or 0}) {signs[sign]} ({other or 0})")
         return None if number is None else bool(number)
     return None
+
+
+def _matches(shell: Shell, text: str, pattern: str) -> Truth:
+    """``=~``; its groups are then known, and a form that only the shell has is not."""
+    found = None
+    try:
+        known = "[:" not in pattern and len(text) < 10_000
+        found = re.search(pattern, text) if known else None
+    except re.error:
+        known = False
+    if not known:
+        shell.variables["BASH_REMATCH"] = shell.hole("$BASH_REMATCH of a pattern that is not read", "write its value")
+        return None
+    groups = [found[0], *(group or "" for group in found.groups())] if found else []
+    shell.variables["BASH_REMATCH"] = {str(number): group for number, group in enumerate(groups)}
+    return found is not None
 
 
 def of_words(shell: Shell, words: list[str]) -> Truth:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
 from posttrain.dialects.scripts.arithmetic import arithmetic
+from posttrain.dialects.scripts.limits import MAX_WORDS, too_much
 from posttrain.dialects.scripts.parameters import parameter
 from posttrain.dialects.scripts.state import HOLE, Node, Shell
+from posttrain.errors import ConfigError
 
 Piece = tuple[str, bool]  # a text, and True where it was quoted
 BREAK: Piece = ("\n\n", True)  # between two items of "$@" or "${array[@]}"
@@ -21,13 +24,24 @@ def source(node: Node) -> str:
 
 def text_of(shell: Shell, node: Node) -> str:
     """Expand a word to one text, as in an assignment."""
-    return "".join(" " if piece is BREAK else piece[0] for piece in _home(shell, pieces(shell, node)))
+    text = "".join(" " if piece is BREAK else piece[0] for piece in _home(shell, pieces(shell, node)))
+    return shell.bounded(text, shell.line(node))
+
+
+def pattern_of(shell: Shell, node: Node) -> str | None:
+    """Expand a word to a pattern, whose quoted characters stand for themselves; None for forms beyond ``*``, ``?`` and ``[...]``."""
+    found = _home(shell, pieces(shell, node))
+    if any(not quoted and re.search(r"[@!+?*]\(|\[[!^]?\[:", text) for text, quoted in found):
+        return None
+    return "".join(re.sub(r"([*?[])", r"[\1]", text) if quoted else text.replace("[^", "[!") for text, quoted in found)
 
 
 def words_of(shell: Shell, node: Node) -> list[str]:
     """Expand an argument to the words that a program receives."""
     found: list[str] = []
-    for alternative in _braces(_home(shell, pieces(shell, node))):
+    given = _home(shell, pieces(shell, node))
+    shell.bounded("".join(text for text, _ in given), shell.line(node))
+    for alternative in _braces(given, lambda: too_much("the words that braces make", shell.script, shell.line(node))):
         for word in _split(shell, alternative):
             found.extend(_files(shell, word))
     return found
@@ -102,7 +116,7 @@ def _quoted(shell: Shell, node: Node) -> list[Piece]:
 def _parameter(shell: Shell, node: Node, *, quoted: bool) -> list[Piece]:
     text = source(node)
     inside = text[2:-1] if text.startswith("${") else text[1:]
-    value = parameter(shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node)))
+    value = parameter(shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node), quoted=quoted))
     if isinstance(value, str):
         return [(value, quoted)]
     found: list[Piece] = []
@@ -111,8 +125,10 @@ def _parameter(shell: Shell, node: Node, *, quoted: bool) -> list[Piece]:
     return found if found else [("", False)] if not quoted else [EMPTY]
 
 
-def operand(shell: Shell, word: str, line: int) -> str:
-    """Expand a default or a pattern inside ``${...}``."""
+def operand(shell: Shell, word: str, line: int, *, quoted: bool = False) -> str:
+    """Expand a default or a pattern inside ``${...}``; between double quotes single ones are characters of it."""
+    if quoted and '"' not in word and "'" in word:
+        word = f'"{word}"'
     if not re.search(r"[$`\"'\\]", word):
         return word
     from posttrain.dialects.scripts.parsing import parse
@@ -133,8 +149,8 @@ def _home(shell: Shell, found: list[Piece]) -> list[Piece]:
     return found
 
 
-def _braces(found: list[Piece]) -> list[list[Piece]]:
-    """``{a,b}`` and ``{1..3}`` outside of quotes give one word each."""
+def _braces(found: list[Piece], too_many: Callable[[], ConfigError]) -> list[list[Piece]]:
+    """``{a,b}`` and ``{1..3}`` outside of quotes give one word each. Raises: ``too_many`` beyond MAX_WORDS."""
     marked = "".join(f"\1{number}\1" if quoted else text for number, (text, quoted) in enumerate(found))
     group = re.search(r"\{([^{}\s]*,[^{}\s]*|-?\d+\.\.-?\d+)\}", marked)
     if group is None:
@@ -144,15 +160,19 @@ def _braces(found: list[Piece]) -> list[list[Piece]]:
         options = inner.split(",")
     else:
         first, last = (int(number) for number in inner.split(".."))
+        if abs(last - first) >= MAX_WORDS:
+            raise too_many()
         options = [
             str(number) for number in range(first, last + 1 if last >= first else last - 1, 1 if last >= first else -1)
         ]
-    words = []
+    words: list[list[Piece]] = []
     for option in options:
+        if len(words) > MAX_WORDS:
+            raise too_many()
         text = marked[: group.start()] + option + marked[group.end() :]
         parts = re.split("\1(\\d+)\1", text)
         again = [found[int(part)] if place % 2 else (part, False) for place, part in enumerate(parts)]
-        words.extend(_braces([piece for piece in again if piece[0] or piece[1]]))
+        words.extend(_braces([piece for piece in again if piece[0] or piece[1]], too_many))
     return words
 
 
@@ -161,7 +181,12 @@ def _split(shell: Shell, found: list[Piece]) -> list[list[Piece]]:
     words: list[list[Piece]] = []
     current: list[Piece] = []
     separators = shell.variables.get("IFS", " \t\n")
-    blank = f"[{re.escape(separators)}]+" if isinstance(separators, str) and separators else r"\s+"
+    separators = separators if isinstance(separators, str) else " \t\n"
+    spaces = re.escape("".join(mark for mark in separators if mark.isspace()))
+    marks = re.escape("".join(mark for mark in separators if not mark.isspace()))
+    either = [f"[{spaces}]+"] if spaces else []
+    either = [f"[{spaces}]*[{marks}][{spaces}]*" if spaces else f"[{marks}]", *either] if marks else either
+    blank = "|".join(either) or "(?!)"
     for piece in found:
         if piece is BREAK:
             words.append(current)
@@ -174,8 +199,9 @@ def _split(shell: Shell, found: list[Piece]) -> list[list[Piece]]:
         parts = re.split(blank, text)
         for number, part in enumerate(parts):
             if number:
+                inner = marks and number < len(parts) - 1 and not part  # a,,b has an empty item
                 words.append(current)
-                current = []
+                current = [("", True)] if inner else []
             if part:
                 current.append((part, False))
     words.append(current)

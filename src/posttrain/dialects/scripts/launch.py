@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
-from posttrain.dialects.scripts.statements import run_text, substitute
+from posttrain.dialects.scripts.commands import run_text, substitute
+from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import ASKS, BASE_FILES, RECIPE_FILES, Trainer, trainer_of
 from posttrain.errors import ConfigError, Problem
 
@@ -55,7 +56,7 @@ def read_script(
     except OSError as error:
         raise ConfigError(Problem(f"the script {file} cannot be read: {error.strerror}")) from None
     shell = new_shell(file, list(arguments), os.environ if environment is None else environment)
-    shell.substitute = substitute
+    shell.substitute, shell.follow = substitute, statement
     if folder is not None:
         shell.folder = folder
     try:

@@ -9,6 +9,11 @@ from fnmatch import translate
 from posttrain.dialects.scripts.state import HOLE, Shell
 
 _FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+# Variables that the shell itself sets.
+_DRAWN = {
+    *("RANDOM", "SRANDOM", "SECONDS", "LINENO", "EPOCHSECONDS", "EPOCHREALTIME", "HOSTNAME", "UID", "EUID", "PPID", "BASHPID"),
+    *("BASH_VERSION", "BASH_VERSINFO", "OSTYPE", "HOSTTYPE", "MACHTYPE", "FUNCNAME", "BASH_LINENO", "PIPESTATUS", "SHLVL"),
+}
 Operand = Callable[[str], str]
 
 
@@ -27,6 +32,8 @@ def parameter(shell: Shell, inside: str, line: int, operand: Operand) -> str | l
         prefix = ""
     value = _value(shell, name, operand(index) if index not in (None, "@", "*") else index)
     if prefix == "#":
+        if value is not None and HOLE.search(_text(value)):
+            return _unknown(shell, inside, line)
         return str(len(value)) if value is not None else "0"
     if prefix == "!":
         array = shell.variables.get(name, {})
@@ -37,11 +44,11 @@ def parameter(shell: Shell, inside: str, line: int, operand: Operand) -> str | l
 def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None:
     """The value of a parameter; None where it is not set."""
     if name in ("@", "*"):
-        return list(shell.positional) if name == "@" else " ".join(shell.positional)
+        return list(shell.positional) if name == "@" else _separator(shell).join(shell.positional)
     if name == "#":
         return str(len(shell.positional))
-    if name in ("?", "$", "!", "-"):
-        return "0" if name == "?" else ""
+    if name in ("?", "$", "!", "-", "_") or (name in _DRAWN and name not in shell.variables):
+        return shell.hole(f"${name} is known only to a running shell", "write its value into the script")
     if name.isdigit():
         place = int(name)
         if place == 0:
@@ -52,13 +59,15 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return shell.positional[place - 1]
     if name == "BASH_SOURCE":
         return str(shell.script)
+    from posttrain.dialects.scripts.assignments import index_of
+
     value = shell.variables.get(name)
     if isinstance(value, dict):
         if index == "@":
             return list(value.values())
         if index == "*":
             return _separator(shell).join(value.values())
-        return value.get(index or "0")
+        return value.get(index_of(shell, name, index or "0"))
     if value is not None and index == "@":
         return [value]
     return value if index in (None, "0", "@", "*") else None

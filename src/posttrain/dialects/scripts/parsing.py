@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.scripts.state import Node
+from posttrain.errors import ConfigError, Problem
 
 # A comment between backticks holds a remark between two continued lines; it expands to nothing.
 _REMARK = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
@@ -25,16 +27,20 @@ def _parser() -> Any:
     return Parser(Language(language()))
 
 
-def parse(text: str) -> Node:
+def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
     """Parse a script. Returns: the root of its syntax tree, whose lines are those of the text.
 
     The grammar (0.25) cuts ``http://$HOST:$PORT`` behind a dollar sign and a word at a continued line, so both are
     written in a form that it reads: ``${PORT}``, and one line.
+
+    Raises: ConfigError for a quote that is not closed, with its place in ``script``, whose lines begin behind ``offset``.
     """
     plain = _REMARK.sub(lambda found: " " * len(found[0].encode()), text)
     plain = _LOGICAL.sub(_joined, plain)
     data = plain.encode()
     root = _parser().parse(data).root_node
+    if script is not None and root.has_error:
+        _refuse_open_quotes(root, script, offset)
     verbatim = sorted(_verbatim(root))
     parts, place = [], 0
     for begin, end in [*verbatim, (len(data), len(data))]:
@@ -43,6 +49,27 @@ def parse(text: str) -> Node:
         parts += [_NAME.sub(rb"${\1}", data[place:begin]), data[begin:end]]
         place = end
     return _parser().parse(b"".join(parts)).root_node
+
+
+def _refuse_open_quotes(root: Node, script: Path, offset: int) -> None:
+    for node in _every(root):
+        text = node.text
+        opened = node.type in ("raw_string", "string") and (len(text) < 2 or text[-1:] != text[:1])
+        lone = node.type in ("'", '"', "`") and node.parent is not None and node.parent.type == "ERROR"
+        missing = node.is_missing and node.type in ("'", '"', "`")
+        if opened or lone or missing:
+            begins = node.parent if missing and node.parent is not None else node
+            what = f"the quote that opens at line {begins.start_point[0] + 1 + offset} is not closed"
+            where = f"{script}:{begins.start_point[0] + 1 + offset}"
+            raise ConfigError(Problem(what, where=where, fix="close it; a shell does not run the command either"))
+
+
+def _every(node: Node) -> Iterator[Node]:
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting.extend(reversed(each.children))
 
 
 def _joined(found: re.Match[str]) -> str:

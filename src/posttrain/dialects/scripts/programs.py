@@ -9,6 +9,7 @@ import socket
 import time
 
 from posttrain.dialects.scripts.arithmetic import computed
+from posttrain.dialects.scripts.limits import MAX_WORDS
 from posttrain.dialects.scripts.state import Shell
 
 
@@ -18,20 +19,20 @@ def output_of(shell: Shell, words: list[str]) -> str | None:
     plain = [word for word in rest if not word.startswith("-")]
     match name:
         case "echo":
-            return " ".join(word for word in rest if word not in ("-n", "-e")) + ("" if "-n" in rest else "\n")
+            return _echo(rest)
         case "printf":
-            return _printf(rest)
+            return formatted(rest)
         case "pwd":
             return f"{shell.folder}\n"
-        case "basename" if plain:
+        case "basename" if plain and plain == rest and len(rest) <= 2:
             base = os.path.basename(plain[0].rstrip("/"))
             return f"{base.removesuffix(plain[1]) if len(plain) > 1 else base}\n"
-        case "dirname" if plain:
+        case "dirname" if len(rest) == 1 and plain:
             return f"{os.path.dirname(plain[0].rstrip('/')) or '.'}\n"
-        case "realpath" | "readlink" if plain:
+        case "realpath" | "readlink" if len(plain) == 1 and (rest[0] in ("-f", "-e", "-m") or (name == "realpath" and rest == plain)):
             return f"{(shell.folder / plain[0]).resolve()}\n"
-        case "date" if not plain or plain[0].startswith("+"):
-            return time.strftime(plain[0][1:] if plain else "%c") + "\n"
+        case "date" if rest and len(rest) == 1 and re.fullmatch(r"\+(%[YmdHMSsyjBbAaFTp%]|[^%])*", rest[0]):
+            return time.strftime(rest[0][1:]) + "\n"
         case "expr":
             number = computed(shell, " ".join(rest))
             return None if number is None else f"{number}\n"
@@ -41,24 +42,47 @@ def output_of(shell: Shell, words: list[str]) -> str | None:
             return f"{socket.gethostname()}\n"
         case "nproc" if not rest:
             return f"{os.cpu_count() or 1}\n"
-        case "seq" if plain and all(re.fullmatch(r"\d+", word) for word in plain) and len(plain) <= 2:
+        case "seq" if plain and all(re.fullmatch(r"\d+", word) for word in plain) and plain == rest and len(plain) <= 2:
+            if int(plain[-1]) > MAX_WORDS:
+                return None
             numbers = range(int(plain[0]) if len(plain) > 1 else 1, int(plain[-1]) + 1)
             return "".join(f"{number}\n" for number in numbers)
-        case "true" | ":" | "false" | "export" | "set":
+        case "mkdir" | "true" | ":" | "false" | "export" | "set":
             return ""
     return None
 
 
-def _printf(words: list[str]) -> str | None:
-    if not words or words[0] == "-v":
+def _echo(words: list[str]) -> str | None:
+    """``echo`` with its options, which stand first; None for a text whose backslashes mean something."""
+    options = ""
+    while words and re.fullmatch(r"-[neE]+", words[0]):
+        options += words[0]
+        words = words[1:]
+    text = " ".join(words)
+    if "e" in options and "\\" in text:
+        return None
+    return text + ("" if "n" in options else "\n")
+
+
+def formatted(words: list[str]) -> str | None:
+    """The text that ``printf`` writes; None for a format with other than %s, %d and %%."""
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words or words[0].startswith("-"):
         return None
     form, values = words[0].replace("\\n", "\n").replace("\\t", "\t"), words[1:]
     parts = re.split(r"(%(?:s|d|%))", form)
-    if any("%" in part for part in parts[::2]):
+    takes = [part for part in parts if part in ("%s", "%d")]
+    if any("%" in part for part in parts[::2]) or "\\" in form:
+        return None
+    if "%d" in takes and not all(re.fullmatch(r"-?[1-9]\d*|0", value) for value in values):
         return None
     text = ""
     while True:
         for part in parts:
-            text += "%" if part == "%%" else (values.pop(0) if values else "") if part in ("%s", "%d") else part
-        if not values or not any(part in ("%s", "%d") for part in parts):
+            if part in ("%s", "%d"):
+                text += values.pop(0) if values else "0" if part == "%d" else ""
+            else:
+                text += "%" if part == "%%" else part
+        if not values or not takes:
             return text

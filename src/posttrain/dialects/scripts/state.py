@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from os.path import normpath
 from pathlib import Path
 from typing import Any
+
+from posttrain.dialects.scripts.limits import MAX_STATEMENTS, check_length, too_much
 
 Node = Any  # tree_sitter.Node; the package is imported when a script is parsed
 Value = str | dict[str, str]  # an array is a dict with its indices as text
@@ -31,15 +34,17 @@ class Call:
     line: int
     last_line: int
     folder: Path  # the current folder of the script at this line
+    script: Path  # the file that the line stands in
 
 
 class Leave(Exception):
     """Control flow of the script: exit, return, break or continue."""
 
-    def __init__(self, kind: str, status: int = 0):
+    def __init__(self, kind: str, status: bool | None = True, levels: int = 1):
         super().__init__(kind)
         self.kind = kind
-        self.status = status
+        self.status = status  # of exit and return: success, or None where it is not known
+        self.levels = levels  # of loops that break or continue leaves
 
 
 @dataclass(slots=True)
@@ -47,7 +52,7 @@ class Shell:
     """A script's variables and results.
 
     ``variables`` holds what the script and the environment set. ``run_program`` answers for a program whose output is known
-    without running it; ``substitute`` is the reader of ``$(...)``, set by the reader of statements.
+    without running it; ``substitute`` is the reader of ``$(...)`` and ``follow`` that of a statement, set by the reader of statements.
     """
 
     script: Path
@@ -62,7 +67,16 @@ class Shell:
     depth: int = 0
     line_offset: int = 0  # of a text that is parsed apart from its file
     ended: int = 0  # the line of an exit that was reached; 0: none
+    exported: set[str] = field(default_factory=set)  # what a script that this one calls receives
+    exports_all: bool = False  # set -a
+    integers: set[str] = field(default_factory=set)  # declare -i
+    associative: set[str] = field(default_factory=set)  # declare -A
+    locals: list[dict[str, Value | None]] = field(default_factory=list)  # a function's own names, with their outer values
+    within: list[Path] = field(default_factory=list)  # the scripts that called this one
+    written: dict[Path, int] = field(default_factory=dict)  # files that the script writes, and the line
+    statements: int = 0  # followed so far
     substitute: Callable[[Shell, Node], str] = lambda shell, node: ""
+    follow: Callable[[Shell, Node], bool | None] = lambda shell, node: None
 
     def hole(self, what: str, fix: str, *, unset: bool = False) -> str:
         """Mark an unresolved part. Returns: the mark, which stands in the word."""
@@ -76,8 +90,22 @@ class Shell:
             text = home + text[1:]
         return self.folder / text
 
+    def enter(self, text: str) -> None:
+        """``cd``: the folder of the statements that follow."""
+        self.folder = Path(normpath(self.path(text)))
+        self.variables["PWD"] = str(self.folder)
+
     def line(self, node: Node) -> int:
         return int(node.start_point[0]) + 1 + self.line_offset
+
+    def bounded(self, text: str, line: int) -> str:
+        """The text. Raises: ConfigError for one that is longer than an argument can be."""
+        return check_length(text, self.script, line)
+
+    def count_statement(self, node: Node) -> None:
+        self.statements += 1
+        if self.statements > MAX_STATEMENTS:
+            raise too_much(f"the turns of the loops: {MAX_STATEMENTS} statements", self.script, self.line(node))
 
     def as_tested(self, text: str) -> str | None:
         """The text as a condition sees it: an unset variable is empty. Returns None where a part is unknown."""
@@ -91,4 +119,11 @@ class Shell:
 def new_shell(script: Path, arguments: list[str], environment: Mapping[str, str]) -> Shell:
     """The state at the first line of a script that is started in the current folder."""
     variables: dict[str, Value] = {**environment, "PWD": str(Path.cwd())}
-    return Shell(script=script, folder=Path.cwd(), variables=variables, positional=list(arguments))
+    return Shell(
+        script=script,
+        folder=Path.cwd(),
+        variables=variables,
+        positional=list(arguments),
+        exported={*environment, "PWD"},
+        within=[script],
+    )

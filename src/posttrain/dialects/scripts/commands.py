@@ -1,0 +1,272 @@
+"""Simple commands: the shell's own, functions, scripts that a script calls, and programs, which are recorded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from posttrain.dialects.scripts.assignments import assign, declare_word, put, restored, unset
+from posttrain.dialects.scripts.arithmetic import computed
+from posttrain.dialects.scripts.conditions import Truth, of_words
+from posttrain.dialects.scripts.control import body, subshell
+from posttrain.dialects.scripts.expansion import words_of
+from posttrain.dialects.scripts.limits import MAX_DEPTH, MAX_WORDS, too_much
+from posttrain.dialects.scripts.parsing import parse
+from posttrain.dialects.scripts.programs import formatted, output_of
+from posttrain.dialects.scripts.state import Call, Leave, Node, Shell, Value
+from posttrain.errors import ConfigError, Problem
+
+_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
+_AWAY = ("ssh", "docker", "podman", "kubectl", "singularity", "apptainer")  # another machine's variables
+_WRITE = "write its value into the script, or set the key behind the script: KEY=VALUE"
+
+
+def run_text(shell: Shell, text: str) -> Truth:
+    """Read a script's text. Returns: its exit status as a truth; an ``exit`` leaves as Leave."""
+    return body(shell, parse(text, shell.script, shell.line_offset).children)
+
+
+def command(shell: Shell, node: Node) -> Truth:
+    _assignments(shell, node)
+    words = [word for child in _arguments(node) for word in words_of(shell, child)]
+    given = [child for child in node.named_children if child.type == "variable_assignment"]
+    if len(words) > MAX_WORDS:
+        raise too_much(f"{len(words)} words of one command", shell.script, shell.line(node))
+    if not words:
+        for child in given:
+            assign(shell, child)
+        return True
+    if not given:
+        return _called(shell, words, node)
+    kept = dict(shell.variables), set(shell.exported)
+    names = {assign(shell, child) for child in given}  # for this command alone
+    shell.exported |= names
+    try:
+        return _called(shell, words, node)
+    finally:
+        for name in names:
+            restored(shell, {name: kept[0].get(name)})
+        shell.exported = kept[1] | (shell.exported - names)
+
+
+def _arguments(node: Node) -> list[Node]:
+    apart = ("variable_assignment", "file_redirect", "herestring_redirect", "heredoc_redirect", "comment")
+    return [child for child in node.named_children if child.type not in apart]
+
+
+def _assignments(shell: Shell, node: Node) -> None:
+    """Assign what stands before a command on lines of its own; the grammar takes ``A=1 B=2`` for part of the next line."""
+    given = [child for child in node.named_children if child.type == "variable_assignment"]
+    name = node.child_by_field_name("name")
+    if not given or name is None:
+        return
+    between = node.text[given[-1].end_byte - node.start_byte : name.start_byte - node.start_byte]
+    if re.search(rb"(?<!\\)\n", between):
+        for child in given:
+            assign(shell, child)
+
+
+def _called(shell: Shell, words: list[str], node: Node) -> Truth:
+    name, *rest = words
+    match name:
+        case "exit":
+            shell.ended = shell.line(node)
+            raise Leave("exit", not rest or rest[0] == "0")
+        case "return":
+            raise Leave("return", None if not rest or not rest[0].isdigit() else rest[0] == "0")
+        case "break" | "continue":
+            raise Leave(name, levels=int(rest[0]) if rest and rest[0].isdigit() else 1)
+        case "shift":
+            count = int(rest[0]) if rest and rest[0].isdigit() else 1
+            if count > len(shell.positional):
+                return False
+            del shell.positional[:count]
+        case "set":
+            _set(shell, rest)
+        case "cd" if rest:
+            shell.enter(rest[-1])
+        case "export" | "local" | "declare" | "readonly" | "typeset":
+            flags = "".join(word[1:] for word in rest if word.startswith("-"))
+            for word in rest:
+                declare_word(shell, name, flags, word)
+        case "unset":
+            unset(shell, rest)
+        case "let":
+            numbers = [computed(shell, word) for word in rest]
+            return None if not numbers or numbers[-1] is None else bool(numbers[-1])
+        case "read" | "mapfile" | "readarray" | "getopts":
+            _asked(shell, name, rest, node)
+            return None
+        case "test" | "[":
+            return of_words(shell, rest[:-1] if name == "[" and rest[-1:] == ["]"] else rest)
+        case "true" | ":":
+            return True
+        case "false":
+            return False
+        case "printf" if rest[:1] == ["-v"] and len(rest) > 2:
+            said = formatted(rest[2:])
+            what = f"printf -v {rest[1]} of line {shell.line(node)} has a format that is not read"
+            put(shell, rest[1], said if said is not None else shell.hole(what, f"set {rest[1]} itself"), line=shell.line(node))
+        case "source" | ".":
+            return _sourced(shell, rest, node)
+        case "eval":
+            return _nested(shell, " ".join(rest), node)
+        case _ if name in shell.functions:
+            return _function(shell, name, rest, node)
+        case _:
+            return _program(shell, words, node)
+    return True
+
+
+def _set(shell: Shell, rest: list[str]) -> None:
+    if "--" in rest:
+        shell.positional[:] = rest[rest.index("--") + 1 :]
+        return
+    for place, word in enumerate(rest):
+        if re.fullmatch(r"[-+]\w*a\w*", word) or (word in ("-o", "+o") and rest[place + 1 : place + 2] == ["allexport"]):
+            shell.exports_all = word.startswith("-")
+    if rest and not rest[0].startswith(("-", "+")):
+        shell.positional[:] = rest
+
+
+def _asked(shell: Shell, name: str, rest: list[str], node: Node) -> None:
+    """``read`` and its kin: the variables that they set are unknown."""
+    names = [word for word in rest if re.fullmatch(r"[A-Za-z_]\w*", word)]
+    names += {"read": ["REPLY"], "getopts": ["OPTARG", "OPTIND"]}.get(name, ["MAPFILE"])
+    for word in names:
+        shell.variables[word] = shell.hole(f"{name} of line {shell.line(node)} asks for {word}", f"set {word}")
+
+
+def _program(shell: Shell, words: list[str], node: Node) -> Truth:
+    inner = next((place for place, word in enumerate(words) if word in _SHELLS), None)
+    if inner is not None and words[0] not in _AWAY:
+        rest = words[inner + 1 :]
+        if rest and re.fullmatch(r"-[a-z]*c", rest[0]) and len(rest) > 1:
+            return _child(shell, rest[1], rest[3:], node, None)
+        rest = [word for place, word in enumerate(rest) if not re.fullmatch(r"-[a-z]+", word) or any(
+            not each.startswith("-") for each in rest[:place])]
+        file = shell.path(rest[0]) if rest and shell.as_tested(rest[0]) else None
+        if file is not None and file.is_file():
+            return _child(shell, _text_of_file(file), rest[1:], node, file)
+    elif words[0].endswith(".sh") and "/" in words[0] and shell.path(words[0]).is_file():
+        file = shell.path(words[0])
+        return _child(shell, _text_of_file(file), words[1:], node, file)
+    last_line = int(node.end_point[0]) + 1 + shell.line_offset
+    shell.calls.append(Call(tuple(words), shell.line(node), last_line, shell.folder, shell.script))
+    said = output_of(shell, words)
+    if shell.output is not None:
+        shell.output.append(said if said is not None else _unknown_output(shell, words, node))
+    if words[0] == "exec" and len(words) > 1:
+        raise Leave("exit")
+    return True if said is not None else None
+
+
+def _text_of_file(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _unknown_output(shell: Shell, words: list[str], node: Node) -> str:
+    what = f"$({words[0]} ...) of line {shell.line(node)} is the output of a program, and reading a script runs none"
+    return shell.hole(what, _WRITE)
+
+
+def substitute(shell: Shell, node: Node) -> str:
+    """The output of ``$(...)``, read in a shell of its own."""
+    kept, calls = shell.output, list(shell.calls)
+    shell.output = []
+    try:
+        if re.match(r"\$\(\s*<", node.text.decode("utf-8", errors="replace")):  # $(< file)
+            shell.output.append(shell.hole(f"$(< ...) of line {shell.line(node)} is the text of a file", _WRITE))
+        with subshell(shell):
+            body(shell, node.children)
+    finally:
+        said = "".join(shell.output)
+        shell.output, shell.calls = kept, calls
+    return shell.bounded(said.rstrip("\n"), shell.line(node))
+
+
+def _nested(shell: Shell, text: str, node: Node) -> Truth:
+    """Read the text of ``eval`` or ``bash -c``; its lines count from the command's own."""
+    kept, shell.line_offset = shell.line_offset, shell.line(node) - 1
+    try:
+        with _deeper(shell, shell.script, node):
+            return run_text(shell, text)
+    finally:
+        shell.line_offset = kept
+
+
+def _child(shell: Shell, text: str, arguments: list[str], node: Node, file: Path | None) -> Truth:
+    """Read a script or a text that another shell runs, which receives the exported variables alone."""
+    kept = shell.script, shell.line_offset, shell.locals
+    status: Truth = None
+    with subshell(shell):
+        shell.variables = {name: value for name, value in shell.variables.items() if name in shell.exported}
+        shell.positional, shell.functions, shell.locals = arguments, {}, []
+        shell.line_offset = 0 if file else shell.line(node) - 1
+        try:
+            with _deeper(shell, file or shell.script, node):
+                shell.script = file or shell.script
+                status = run_text(shell, text)
+        except Leave as left:
+            status = left.status
+        finally:
+            shell.script, shell.line_offset, shell.locals = kept
+    return status
+
+
+def _sourced(shell: Shell, rest: list[str], node: Node) -> Truth:
+    if not rest or shell.as_tested(rest[0]) is None:
+        return None
+    file = shell.path(rest[0])
+    if not file.is_file():
+        return None
+    kept = shell.line_offset, shell.positional, shell.script
+    if rest[1:]:
+        shell.positional = rest[1:]
+    try:
+        with _deeper(shell, file, node):
+            shell.line_offset, shell.script = 0, file
+            return run_text(shell, _text_of_file(file))
+    except Leave as left:
+        if left.kind != "return":
+            raise
+        return left.status
+    finally:
+        shell.line_offset, shell.script = kept[0], kept[2]
+        if rest[1:]:
+            shell.positional = kept[1]
+
+
+def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
+    kept, shell.positional = shell.positional, rest
+    outer: dict[str, Value | None] = {}
+    shell.locals.append(outer)
+    try:
+        with _deeper(shell, Path(f"{name}()"), node):
+            return shell.follow(shell, shell.functions[name])
+    except Leave as left:
+        if left.kind != "return":
+            raise
+        return left.status
+    finally:
+        shell.positional = kept
+        restored(shell, shell.locals.pop())
+
+
+class _deeper:
+    """One level of calls. Raises: ConfigError where they have no end."""
+
+    def __init__(self, shell: Shell, callee: Path, node: Node):
+        self.shell, self.callee, self.where = shell, callee, f"{shell.script}:{shell.line(node)}"
+
+    def __enter__(self) -> None:
+        self.shell.within.append(self.callee)
+        if len(self.shell.within) <= MAX_DEPTH:
+            return
+        names = [each.name for each in self.shell.within]
+        start = max(place for place, name in enumerate(names[:-1]) if name == names[-1]) if names[-1] in names[:-1] else 0
+        what = f"{' calls '.join(names[start:])}: they call each other in a circle"
+        raise ConfigError(Problem(what, where=self.where, fix="name the command that starts the trainer in one script"))
+
+    def __exit__(self, *error: object) -> None:
+        self.shell.within.pop()
