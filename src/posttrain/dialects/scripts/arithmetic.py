@@ -145,7 +145,10 @@ class _Reader:
         return first if test else second
 
     def _no_assignment(self, begin: int) -> None:
-        if any(sign in ("++", "--") or (_ASSIGN.fullmatch(sign) and sign != "==") for sign in self.tokens[begin : self.place]):
+        if any(
+            sign in ("++", "--") or (_ASSIGN.fullmatch(sign) and sign != "==")
+            for sign in self.tokens[begin : self.place]
+        ):
             raise _Unknown
 
     def _two(self, rank: int) -> int:

@@ -43,7 +43,11 @@ def put(shell: Shell, name: str, text: str, *, adds: bool = False, line: int = 0
     if name in shell.integers:
         number = computed(shell, f"({old}) + ({text})" if adds and old else text or "0")
         fix = f"set {name} to a number"
-        text = shell.hole(f"${name} of line {line} is computed from something unknown", fix) if number is None else str(number)
+        text = (
+            shell.hole(f"${name} of line {line} is computed from something unknown", fix)
+            if number is None
+            else str(number)
+        )
         adds = False
     if isinstance(old, dict):
         shell.variables[name] = {**old, "0": old.get("0", "") + text if adds else text}
@@ -124,7 +128,9 @@ def _mark(shell: Shell, keyword: str, flags: str, name: str) -> None:
     if "A" in flags:
         shell.associative.add(name)
     if "n" in flags and keyword != "export":
-        shell.variables[name] = shell.hole(f"{name} stands for another variable, which is not read", f"set {name} itself")
+        shell.variables[name] = shell.hole(
+            f"{name} stands for another variable, which is not read", f"set {name} itself"
+        )
 
 
 def _change_case(shell: Shell, flags: str, name: str) -> None:

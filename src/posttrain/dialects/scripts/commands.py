@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from posttrain.dialects.scripts.assignments import assign, declare_word, put, restored, unset
 from posttrain.dialects.scripts.arithmetic import computed
+from posttrain.dialects.scripts.assignments import assign, declare_word, put, restored, unset
 from posttrain.dialects.scripts.conditions import Truth, of_words
 from posttrain.dialects.scripts.control import body, subshell
 from posttrain.dialects.scripts.expansion import words_of
@@ -17,7 +17,8 @@ from posttrain.dialects.scripts.state import Call, Leave, Node, Shell, Value
 from posttrain.errors import ConfigError, Problem
 
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
-_AWAY = ("ssh", "docker", "podman", "kubectl", "singularity", "apptainer")  # another machine's variables
+# Programs that run a command with other variables than the script's.
+_AWAY = ("ssh", "docker", "podman", "kubectl", "singularity", "apptainer")
 _WRITE = "write its value into the script, or set the key behind the script: KEY=VALUE"
 
 
@@ -106,7 +107,12 @@ def _called(shell: Shell, words: list[str], node: Node) -> Truth:
         case "printf" if rest[:1] == ["-v"] and len(rest) > 2:
             said = formatted(rest[2:])
             what = f"printf -v {rest[1]} of line {shell.line(node)} has a format that is not read"
-            put(shell, rest[1], said if said is not None else shell.hole(what, f"set {rest[1]} itself"), line=shell.line(node))
+            put(
+                shell,
+                rest[1],
+                said if said is not None else shell.hole(what, f"set {rest[1]} itself"),
+                line=shell.line(node),
+            )
         case "source" | ".":
             return _sourced(shell, rest, node)
         case "eval":
@@ -123,7 +129,9 @@ def _set(shell: Shell, rest: list[str]) -> None:
         shell.positional[:] = rest[rest.index("--") + 1 :]
         return
     for place, word in enumerate(rest):
-        if re.fullmatch(r"[-+]\w*a\w*", word) or (word in ("-o", "+o") and rest[place + 1 : place + 2] == ["allexport"]):
+        if re.fullmatch(r"[-+]\w*a\w*", word) or (
+            word in ("-o", "+o") and rest[place + 1 : place + 2] == ["allexport"]
+        ):
             shell.exports_all = word.startswith("-")
     if rest and not rest[0].startswith(("-", "+")):
         shell.positional[:] = rest
@@ -143,8 +151,11 @@ def _program(shell: Shell, words: list[str], node: Node) -> Truth:
         rest = words[inner + 1 :]
         if rest and re.fullmatch(r"-[a-z]*c", rest[0]) and len(rest) > 1:
             return _child(shell, rest[1], rest[3:], node, None)
-        rest = [word for place, word in enumerate(rest) if not re.fullmatch(r"-[a-z]+", word) or any(
-            not each.startswith("-") for each in rest[:place])]
+        rest = [
+            word
+            for place, word in enumerate(rest)
+            if not re.fullmatch(r"-[a-z]+", word) or any(not each.startswith("-") for each in rest[:place])
+        ]
         file = shell.path(rest[0]) if rest and shell.as_tested(rest[0]) else None
         if file is not None and file.is_file():
             return _child(shell, _text_of_file(file), rest[1:], node, file)
@@ -189,7 +200,7 @@ def _nested(shell: Shell, text: str, node: Node) -> Truth:
     """Read the text of ``eval`` or ``bash -c``; its lines count from the command's own."""
     kept, shell.line_offset = shell.line_offset, shell.line(node) - 1
     try:
-        with _deeper(shell, shell.script, node):
+        with _Deeper(shell, shell.script, node):
             return run_text(shell, text)
     finally:
         shell.line_offset = kept
@@ -204,7 +215,7 @@ def _child(shell: Shell, text: str, arguments: list[str], node: Node, file: Path
         shell.positional, shell.functions, shell.locals = arguments, {}, []
         shell.line_offset = 0 if file else shell.line(node) - 1
         try:
-            with _deeper(shell, file or shell.script, node):
+            with _Deeper(shell, file or shell.script, node):
                 shell.script = file or shell.script
                 status = run_text(shell, text)
         except Leave as left:
@@ -224,7 +235,7 @@ def _sourced(shell: Shell, rest: list[str], node: Node) -> Truth:
     if rest[1:]:
         shell.positional = rest[1:]
     try:
-        with _deeper(shell, file, node):
+        with _Deeper(shell, file, node):
             shell.line_offset, shell.script = 0, file
             return run_text(shell, _text_of_file(file))
     except Leave as left:
@@ -242,7 +253,7 @@ def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
     outer: dict[str, Value | None] = {}
     shell.locals.append(outer)
     try:
-        with _deeper(shell, Path(f"{name}()"), node):
+        with _Deeper(shell, Path(f"{name}()"), node):
             return shell.follow(shell, shell.functions[name])
     except Leave as left:
         if left.kind != "return":
@@ -253,7 +264,7 @@ def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
         restored(shell, shell.locals.pop())
 
 
-class _deeper:
+class _Deeper:
     """One level of calls. Raises: ConfigError where they have no end."""
 
     def __init__(self, shell: Shell, callee: Path, node: Node):
@@ -264,7 +275,9 @@ class _deeper:
         if len(self.shell.within) <= MAX_DEPTH:
             return
         names = [each.name for each in self.shell.within]
-        start = max(place for place, name in enumerate(names[:-1]) if name == names[-1]) if names[-1] in names[:-1] else 0
+        start = (
+            max(place for place, name in enumerate(names[:-1]) if name == names[-1]) if names[-1] in names[:-1] else 0
+        )
         what = f"{' calls '.join(names[start:])}: they call each other in a circle"
         raise ConfigError(Problem(what, where=self.where, fix="name the command that starts the trainer in one script"))
 

@@ -1,4 +1,4 @@
-"""Control structures of a script: branches, loops, ``case`` and subshells. Where a condition is unknown, both ways are followed."""
+"""Control structures of a script: branches, loops, ``case``, subshells. Under an unknown condition both ways are followed."""
 
 from __future__ import annotations
 
@@ -101,9 +101,19 @@ def follow_for(shell: Shell, node: Node) -> Truth:
     if not any(child.type == "in" for child in node.children):
         values = list(shell.positional)
     if len(values) > MAX_TURNS or any(shell.as_tested(value) is None for value in values):
-        why = f"takes {len(values)} values, more than are followed" if len(values) > MAX_TURNS else "takes what a program says"
-        shell.variables[name] = shell.hole(f"${name}: the loop of line {shell.line(node)} {why}", f"set {name} without a loop")
-        return lost(shell, node)
+        why = (
+            f"takes {len(values)} values, more than are followed"
+            if len(values) > MAX_TURNS
+            else "takes what a program says"
+        )
+        shell.variables[name] = shell.hole(
+            f"${name}: the loop of line {shell.line(node)} {why}", f"set {name} without a loop"
+        )
+        lost(shell, node)
+        shell.variables[name] = shell.hole(
+            f"${name}: the loop of line {shell.line(node)} {why}", f"set {name} without a loop"
+        )
+        return None
     status: Truth = True
     for value in values:
         shell.variables[name] = value

@@ -29,7 +29,7 @@ def text_of(shell: Shell, node: Node) -> str:
 
 
 def pattern_of(shell: Shell, node: Node) -> str | None:
-    """Expand a word to a pattern, whose quoted characters stand for themselves; None for forms beyond ``*``, ``?`` and ``[...]``."""
+    """Expand a word to a pattern, whose quoted characters stand for themselves; None for an extended form."""
     found = _home(shell, pieces(shell, node))
     if any(not quoted and re.search(r"[@!+?*]\(|\[[!^]?\[:", text) for text, quoted in found):
         return None
@@ -116,7 +116,9 @@ def _quoted(shell: Shell, node: Node) -> list[Piece]:
 def _parameter(shell: Shell, node: Node, *, quoted: bool) -> list[Piece]:
     text = source(node)
     inside = text[2:-1] if text.startswith("${") else text[1:]
-    value = parameter(shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node), quoted=quoted))
+    value = parameter(
+        shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node), quoted=quoted)
+    )
     if isinstance(value, str):
         return [(value, quoted)]
     found: list[Piece] = []

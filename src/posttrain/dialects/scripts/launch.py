@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.commands import run_text, substitute
+from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import ASKS, BASE_FILES, RECIPE_FILES, Trainer, trainer_of
 from posttrain.errors import ConfigError, Problem
@@ -71,7 +71,7 @@ def read_script(
         arguments=found,
         dialect=trainer.dialect,
         line=call.line,
-        notes=tuple(_lost_lines(file, text.splitlines(), call)),
+        notes=tuple(_lost_lines(call)),
     )
 
 
@@ -91,8 +91,13 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
         fix = "pass what it asks for: posttrain plan SCRIPT.sh VALUE ..."
         raise ConfigError(Problem(f"the script ends before it calls a trainer, at {file}:{shell.ended}", fix=fix))
     if not calls:
-        fix = "it must call verl's, SkyRL's or ROLL's program, or one of their recipes; else write the keys into a file"
-        raise ConfigError(Problem(f"no trainer is called in {file}", fix=fix))
+        seen = list(dict.fromkeys(f"{' '.join(call.words[:4])[:60]} (line {call.line})" for call in shell.calls))
+        read = (
+            f"; it calls {', '.join(HOLE.sub('...', word) for word in seen[:6])}" if seen else "; it calls no program"
+        )
+        more = f" and {len(seen) - 6} more" if len(seen) > 6 else ""
+        fix = "it must call verl's, SkyRL's or ROLL's program; of another, give the keys: posttrain plan --dialect verl KEY=VALUE ..."
+        raise ConfigError(Problem(f"no trainer is called in {file}{read}{more}", fix=fix))
     if wanted > len(calls):
         raise ConfigError(Problem(f"{file}#{wanted}: the script calls {len(calls)} trainers"))
     if len(calls) > 1 and not wanted:
@@ -117,6 +122,11 @@ def _launch(shell: Shell, call: Call, trainer: Trainer, given: Sequence[str]) ->
     words += [word for word in given if word not in passed]
     rest, named = _named_file(words)
     base = _base_file(shell, call, trainer, named)
+    for name in (*base, *rest):
+        line = shell.written.get(shell.path(name)) or shell.written.get(call.folder / name)
+        if line:
+            what = f"{name} is written by the script itself, and reading a script writes nothing"
+            raise ConfigError(Problem(what, where=f"{shell.script}:{line}", fix="write the file before, and name it"))
     return (*base, *rest, *ASKS.get(trainer.module, ()))
 
 
@@ -152,10 +162,11 @@ def _base_file(shell: Shell, call: Call, trainer: Trainer, named: dict[str, str]
     return ("--config-path", str(path), "--config-name", name) if "path" in named else ("--config-name", name)
 
 
-def _lost_lines(file: Path, lines: list[str], call: Call) -> list[str]:
+def _lost_lines(call: Call) -> list[str]:
     """Arguments behind the end of the command, which a shell does not pass: a comment or a blank behind a backslash ends it."""
     notes = []
-    last = call.last_line
+    file, last = call.script, call.last_line
+    lines = file.expanduser().read_text(encoding="utf-8", errors="replace").splitlines()
     if last > len(lines):
         return []
     following = lines[last] if last < len(lines) else ""

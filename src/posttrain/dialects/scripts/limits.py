@@ -16,7 +16,9 @@ MAX_LENGTH = 128 * 1024  # characters of a text: Linux passes no longer argument
 def too_much(what: str, script: Path, line: int) -> ConfigError:
     """The error of a script that is larger than a launch script can be."""
     fix = "write the trainer's command out, or its keys into a file"
-    return ConfigError(Problem(f"{what} are more than the reader of scripts follows", where=f"{script}:{line}", fix=fix))
+    return ConfigError(
+        Problem(f"{what} are more than the reader of scripts follows", where=f"{script}:{line}", fix=fix)
+    )
 
 
 def check_length(text: str, script: Path, line: int) -> str:

@@ -11,8 +11,30 @@ from posttrain.dialects.scripts.state import HOLE, Shell
 _FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 # Variables that the shell itself sets.
 _DRAWN = {
-    *("RANDOM", "SRANDOM", "SECONDS", "LINENO", "EPOCHSECONDS", "EPOCHREALTIME", "HOSTNAME", "UID", "EUID", "PPID", "BASHPID"),
-    *("BASH_VERSION", "BASH_VERSINFO", "OSTYPE", "HOSTTYPE", "MACHTYPE", "FUNCNAME", "BASH_LINENO", "PIPESTATUS", "SHLVL"),
+    *(
+        "RANDOM",
+        "SRANDOM",
+        "SECONDS",
+        "LINENO",
+        "EPOCHSECONDS",
+        "EPOCHREALTIME",
+        "HOSTNAME",
+        "UID",
+        "EUID",
+        "PPID",
+        "BASHPID",
+    ),
+    *(
+        "BASH_VERSION",
+        "BASH_VERSINFO",
+        "OSTYPE",
+        "HOSTTYPE",
+        "MACHTYPE",
+        "FUNCNAME",
+        "BASH_LINENO",
+        "PIPESTATUS",
+        "SHLVL",
+    ),
 }
 Operand = Callable[[str], str]
 

@@ -53,11 +53,10 @@ def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
 
 def _refuse_open_quotes(root: Node, script: Path, offset: int) -> None:
     for node in _every(root):
-        text = node.text
-        opened = node.type in ("raw_string", "string") and (len(text) < 2 or text[-1:] != text[:1])
-        lone = node.type in ("'", '"', "`") and node.parent is not None and node.parent.type == "ERROR"
-        missing = node.is_missing and node.type in ("'", '"', "`")
-        if opened or lone or missing:
+        broken = node.type == "ERROR" and node.text[:1] in (b"'", b'"')
+        lone = node.type in ("'", '"') and node.parent is not None and node.parent.type == "ERROR"
+        missing = node.is_missing and node.type in ("'", '"')
+        if (broken or lone or missing) and b"`" not in (node.parent or node).text:
             begins = node.parent if missing and node.parent is not None else node
             what = f"the quote that opens at line {begins.start_point[0] + 1 + offset} is not closed"
             where = f"{script}:{begins.start_point[0] + 1 + offset}"

@@ -29,7 +29,9 @@ def output_of(shell: Shell, words: list[str]) -> str | None:
             return f"{base.removesuffix(plain[1]) if len(plain) > 1 else base}\n"
         case "dirname" if len(rest) == 1 and plain:
             return f"{os.path.dirname(plain[0].rstrip('/')) or '.'}\n"
-        case "realpath" | "readlink" if len(plain) == 1 and (rest[0] in ("-f", "-e", "-m") or (name == "realpath" and rest == plain)):
+        case "realpath" | "readlink" if len(plain) == 1 and (
+            rest[0] in ("-f", "-e", "-m") or (name == "realpath" and rest == plain)
+        ):
             return f"{(shell.folder / plain[0]).resolve()}\n"
         case "date" if rest and len(rest) == 1 and re.fullmatch(r"\+(%[YmdHMSsyjBbAaFTp%]|[^%])*", rest[0]):
             return time.strftime(rest[0][1:]) + "\n"

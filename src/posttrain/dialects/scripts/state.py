@@ -71,7 +71,8 @@ class Shell:
     exports_all: bool = False  # set -a
     integers: set[str] = field(default_factory=set)  # declare -i
     associative: set[str] = field(default_factory=set)  # declare -A
-    locals: list[dict[str, Value | None]] = field(default_factory=list)  # a function's own names, with their outer values
+    # A function's own names, with their outer values.
+    locals: list[dict[str, Value | None]] = field(default_factory=list)
     within: list[Path] = field(default_factory=list)  # the scripts that called this one
     written: dict[Path, int] = field(default_factory=dict)  # files that the script writes, and the line
     statements: int = 0  # followed so far

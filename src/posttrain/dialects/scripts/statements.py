@@ -45,10 +45,9 @@ def statement(shell: Shell, node: Node) -> Truth:
         case "compound_statement" | "do_group" | "program" | "else_clause":
             return control.body(shell, node.children)
         case "subshell":
-            status: Truth = None
             with control.subshell(shell):
-                status = control.body(shell, node.children)
-            return status
+                return control.body(shell, node.children)
+            return None  # an exit ended it
         case "if_statement":
             return control.follow_if(shell, node)
         case "for_statement":
