@@ -96,7 +96,7 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
             f"; it calls {', '.join(HOLE.sub('...', word) for word in seen[:6])}" if seen else "; it calls no program"
         )
         more = f" and {len(seen) - 6} more" if len(seen) > 6 else ""
-        fix = "it must call verl's, SkyRL's or ROLL's program; of another, give the keys: posttrain plan --dialect verl KEY=VALUE ..."
+        fix = "it must call verl's, SkyRL's or ROLL's program; of another, give keys: plan --dialect verl KEY=VALUE ..."
         raise ConfigError(Problem(f"no trainer is called in {file}{read}{more}", fix=fix))
     if wanted > len(calls):
         raise ConfigError(Problem(f"{file}#{wanted}: the script calls {len(calls)} trainers"))

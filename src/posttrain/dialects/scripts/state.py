@@ -52,7 +52,7 @@ class Shell:
     """A script's variables and results.
 
     ``variables`` holds what the script and the environment set. ``run_program`` answers for a program whose output is known
-    without running it; ``substitute`` is the reader of ``$(...)`` and ``follow`` that of a statement, set by the reader of statements.
+    without running it; ``substitute`` is the reader of ``$(...)`` and ``follow`` that of a statement.
     """
 
     script: Path
