@@ -45,9 +45,10 @@ def statement(shell: Shell, node: Node) -> Truth:
         case "compound_statement" | "do_group" | "program" | "else_clause":
             return control.body(shell, node.children)
         case "subshell":
+            ended: list[Truth] = []
             with control.subshell(shell):
-                return control.body(shell, node.children)
-            return None  # an exit ended it
+                ended.append(control.body(shell, node.children))
+            return ended[0] if ended else None
         case "if_statement":
             return control.follow_if(shell, node)
         case "for_statement":
