@@ -220,7 +220,8 @@ def asynchronous_warnings(config: RunConfig) -> Iterator[str]:
     section, default = config.asynchronous, AsynchronousConfig()
     if section.mode in ("colocate", "separate") and config.environment.used:
         yield (
-            "episodes that had not ended when a run was stopped begin again when it is resumed: environments cannot be saved. "
+            "of the episodes that had not ended when a run was stopped, a resumed run continues those whose environment can be "
+            "saved (with state and restore, as text games have); the others begin again. "
             "With workers of their own, they answer when they answer, so two runs differ"
         )
     bound, prompts = section.max_staleness_steps, config.data.prompts_per_step

@@ -51,7 +51,7 @@ def test_what_goes_together(asynchronous: dict[str, Any]) -> None:
 def test_episodes_that_begin_again_are_announced() -> None:
     assert problems({"mode": "colocate"}, environment={"name": "guess_number"}) == []
     [said] = asynchronous_warnings(config({"mode": "colocate"}, environment={"name": "guess_number"}))
-    assert "begin again when it is resumed" in said
+    assert "the others begin again" in said
 
 
 @pytest.mark.parametrize(
