@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -45,9 +46,10 @@ class Request:
 
 def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> None:
     """Raises: ValueError when the requests cannot be submitted besides those ``under_way`` (sample ids)."""
-    names = set(under_way)
+    known = under_way if isinstance(under_way, AbstractSet | Mapping) else frozenset(under_way)  # a set is not copied
+    names: set[str] = set()
     for request in requests:
-        if request.sample_id in names:
+        if request.sample_id in known or request.sample_id in names:
             raise ValueError(f"{request.sample_id} is already in progress")
         if not request.token_ids or request.max_response_tokens < 1:
             raise ValueError(f"{request.sample_id}: the prompt and the response need at least one token each")

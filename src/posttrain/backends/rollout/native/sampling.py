@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from posttrain.records.trajectories import SamplingParams
 
 BLOCK = 128  # tokens per partial sum of probabilities
+CANDIDATES = 1024  # likeliest tokens that top-p looks at first
 LOGIT_ROWS = 64  # rows of logits processed at a time, so that they stay in a processor's cache
 
 
@@ -128,19 +129,47 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
         smallest = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     if sampling.top_p < 1:
-        # Probabilities may tie where logits do not
-        sorted_logits, order = logits.sort(dim=1, descending=True, stable=True)
-        ordered = sorted_logits.softmax(dim=1)
-        before = ordered.cumsum(dim=1) - ordered  # probability of all more likely tokens
-        beyond = before >= sampling.top_p
-        beyond[:, 0] = False  # a top_p that float32 rounds to 0 keeps one token, too
-        forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, beyond)
-        logits = logits.masked_fill(forbidden, -torch.inf)
+        logits = _nucleus(logits, sampling.top_p)
     if sampling.min_p > 0:
         probabilities = logits.softmax(dim=1)
         weakest = sampling.min_p * probabilities.amax(dim=1, keepdim=True)
         logits = logits.masked_fill(probabilities < weakest, -torch.inf)
     return logits
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Set the logits of tokens to -inf whose more likely ones, by logit and then by number, have a probability of top_p together.
+
+    Only the likeliest tokens are sorted, where these show which: a whole vocabulary takes longer to sort than to compute.
+    """
+    few = min(CANDIDATES, logits.shape[1])
+    values, tokens = logits.topk(few, dim=1, sorted=False)
+    tokens, by_number = tokens.sort(dim=1)
+    ordered, order = values.gather(1, by_number).sort(dim=1, descending=True, stable=True)
+    probabilities = (ordered - logits.logsumexp(dim=1, keepdim=True)).exp()
+    before = probabilities.cumsum(dim=1) - probabilities  # probability of all more likely tokens
+    beyond = before >= top_p
+    beyond[:, 0] = False  # a top_p that float32 rounds to 0 keeps one token, too
+    kept = ordered.masked_fill(beyond, -torch.inf)
+    found = torch.full_like(logits, -torch.inf).scatter_(1, tokens.gather(1, order), kept)
+    # Tokens beside the candidates may have the logit of the last candidate: what stays must come before those.
+    least = ordered.masked_fill(beyond, torch.inf).amin(dim=1)
+    unclear = (~(beyond[:, -1] & (least > ordered[:, -1]))).nonzero()[:, 0]
+    if len(unclear):
+        found[unclear] = _nucleus_of_all(logits[unclear], top_p)
+    return found
+
+
+def _nucleus_of_all(logits: Tensor, top_p: float) -> Tensor:
+    """Do as ``_nucleus``, by sorting the vocabulary."""
+    # Probabilities may tie where logits do not
+    sorted_logits, order = logits.sort(dim=1, descending=True, stable=True)
+    ordered = sorted_logits.softmax(dim=1)
+    before = ordered.cumsum(dim=1) - ordered
+    beyond = before >= top_p
+    beyond[:, 0] = False
+    forbidden = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, beyond)
+    return logits.masked_fill(forbidden, -torch.inf)
 
 
 def logprob_of(logits: Tensor, tokens: Tensor) -> Tensor:

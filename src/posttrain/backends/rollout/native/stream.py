@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Self
 
 import torch
@@ -85,6 +86,7 @@ class NativeStream:
         self._on_tokens, self._on_close = on_tokens, on_close
         self._prompts: dict[PromptKey, PromptState] = {}  # of the responses that wait or are in progress
         self._waiting: deque[Response] = deque()
+        self._names: set[str] = set()  # sample ids of those that wait or are in progress
         self._active: list[Response] = []  # in the order of their slots
         self._held: list[PromptState] = []  # in the order of their slots
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
@@ -105,7 +107,7 @@ class NativeStream:
     # ---------------------------------------------------------------------------------------------- the interface
 
     def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, {response.request.sample_id for response in (*self._waiting, *self._active)})
+        check_requests(requests, self._names)
         for request in requests:
             self.add(request)
 
@@ -123,6 +125,7 @@ class NativeStream:
             response.grammar = self._grammars().begin(request.grammar)
         self._submitted += 1
         self._waiting.append(response)
+        self._names.add(request.sample_id)
         longest = max(request.max_response_tokens, self._cache.longest_response or 0)
         self._cache.longest_response = longest
         return response
@@ -137,7 +140,9 @@ class NativeStream:
 
     @torch.inference_mode()
     def cancel(self, sample_ids: Collection[str]) -> None:
-        names = frozenset(sample_ids)
+        names = self._names.intersection(sample_ids)
+        if not names:
+            return
         gone = [one for one in (*self._waiting, *self._active) if one.request.sample_id in names]
         self._waiting = deque(one for one in self._waiting if one.request.sample_id not in names)
         self._leave(gone)
@@ -166,7 +171,7 @@ class NativeStream:
         if self.closed:
             return
         self.closed = True
-        for held in (self._prompts, self._waiting, self._active, self._held, self._kept, self._paused):
+        for held in (self._prompts, self._names, self._waiting, self._active, self._held, self._kept, self._paused):
             held.clear()
         self._cache = KeyValueCache.of(self.model)
         self._weights.close()
@@ -320,14 +325,8 @@ class NativeStream:
         if self.routers:
             for response, chosen in zip(active, self.routers.stacked(recorded).numpy(), strict=False):
                 response.experts.append(chosen)
-        start = 0
-
-        def logits(some: list[Response]) -> Tensor:
-            nonlocal start
-            start += len(some)
-            return self.token_pass.logits(hidden[start - len(some) : start])
-
-        self._draw(active, logits)
+        pieces = iter(hidden.split(LOGIT_ROWS))  # as _draw asks for them
+        self._draw(active, lambda some: self.token_pass.logits(next(pieces)[: len(some)]))
 
     def _draw(self, responses: list[Response], logits: Callable[[list[Response]], Tensor]) -> None:
         """Draw the next token of each response and record if it ends. ``logits`` is called for consecutive responses."""
@@ -373,6 +372,7 @@ class NativeStream:
         if not gone:
             return
         for response in responses:
+            self._names.discard(response.request.sample_id)
             response.prompt.users -= 1
             if response.prompt.users == 0:
                 del self._prompts[response.prompt.key]
@@ -382,7 +382,7 @@ class NativeStream:
             move=lambda source, target, response: self._cache.responses.move(source, target, response.cached),
         )
         # The next requests may begin with a prompt that is still in its slot.
-        needed = {response.prompt for response in (*self._active, *list(self._waiting)[:1])}
+        needed = {response.prompt for response in (*self._active, *islice(self._waiting, 1))}
         self._held = close_gaps(
             self._held,
             gone=lambda prompt: prompt not in needed,

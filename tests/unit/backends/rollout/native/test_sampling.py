@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.backends.rollout.native import sampling as sampling_module
 from posttrain.backends.rollout.native.sampling import draw, draw_rows, restrict, uniforms
 from posttrain.records.trajectories import SamplingParams
 
@@ -163,3 +164,28 @@ def test_rows_are_drawn_each_from_its_own_distribution() -> None:
 def test_a_top_p_below_float32_keeps_the_likeliest_token() -> None:
     tokens, logprobs = draw(LOGITS[None], torch.tensor([0.9]), params(top_p=1e-60))
     assert (tokens.tolist(), logprobs.tolist()) == ([1], [0.0])
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.99])
+@pytest.mark.parametrize("candidates", [4, 40, 1024])
+def test_top_p_by_the_likeliest_tokens_keeps_what_it_keeps_by_all(
+    top_p: float, candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with ties, flat rows, rows with excluded tokens, and a row that is not a number."""
+    monkeypatch.setattr(sampling_module, "CANDIDATES", candidates)
+    scales = torch.tensor([0.0, 0.1, 1, 2, 4, 8, 1, 1])[:, None]
+    logits = scales * torch.randn(8, 300, generator=torch.Generator().manual_seed(3))
+    logits[3] = logits[3].round()
+    logits[4, 5:] = -torch.inf
+    logits[6, 7] = torch.nan
+    expected = sampling_module._nucleus_of_all(logits, top_p)
+    torch.testing.assert_close(sampling_module._nucleus(logits, top_p), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_top_p_of_a_large_vocabulary_sorts_no_more_than_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities of 0.5, 0.25 and 0.25 spread over the others; 0.6 needs the first two."""
+    monkeypatch.setattr(sampling_module, "_nucleus_of_all", lambda logits, top_p: pytest.fail("everything is sorted"))
+    logits = torch.full((1, 152_000), math.log(0.25 / 151_998))
+    logits[0, 150_000], logits[0, 3] = math.log(0.5), math.log(0.25)
+    kept = restrict(logits, SamplingParams(max_response_tokens=1, top_p=0.6))
+    assert kept.isfinite().nonzero().tolist() == [[0, 3], [0, 150_000]]

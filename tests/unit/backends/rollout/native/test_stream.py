@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,3 +279,34 @@ def test_a_request_for_its_prompts_log_probs_gets_those_of_plain_transformers(ti
     for place, row in zip(found["3"].prompt_top_logprobs, expected, strict=True):
         assert [token for token, _ in place] == row.topk(3).indices.tolist()
         assert [value for _, value in place] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+class Unread(deque[Any]):
+    """A queue that is read from its ends only."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if self:
+            yield self[0]
+            pytest.fail("the whole queue is read")
+
+
+def test_what_waits_is_not_read_again_for_every_request_and_pass() -> None:
+    """Neither when requests come, one by one, nor when responses leave."""
+    _, engine = counting(slots=2)
+    with engine.open_stream(SamplingParams(max_response_tokens=2)) as stream:
+        stream._waiting = Unread()
+        for number in range(20):
+            stream.submit([Request(str(number), (65 + number,), 2)])
+        assert len(all_of(stream)) == 20
+
+
+def test_names_are_free_again_when_responses_have_left() -> None:
+    _, engine = counting(slots=2)
+    with engine.open_stream(SamplingParams(max_response_tokens=2)) as stream:
+        for leave in (lambda: all_of(stream), lambda: stream.cancel(["1", "2", "3", "4"]), stream.take_back):
+            stream.submit([Request(str(number), tuple(b"abc"), 2) for number in range(1, 4)])
+            with pytest.raises(ValueError, match="1"):
+                stream.submit([Request("1", tuple(b"abc"), 2)])
+            stream.wait(0.0, passes=1)
+            leave()
+        assert not stream._names
