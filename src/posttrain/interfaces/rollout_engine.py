@@ -46,7 +46,7 @@ class Request:
 
 def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> None:
     """Raises: ValueError when the requests cannot be submitted besides those ``under_way`` (sample ids)."""
-    known = under_way if isinstance(under_way, AbstractSet | Mapping) else frozenset(under_way)  # a set is not copied
+    known = under_way if isinstance(under_way, AbstractSet | Mapping) else frozenset(under_way)
     names: set[str] = set()
     for request in requests:
         if request.sample_id in known or request.sample_id in names:
