@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import is_shipped, read_config
+from posttrain.dialects.detect import drops_whatever_it_is, is_shipped, read_config
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.launch import is_script, read_script
@@ -143,7 +143,8 @@ def load_request(
     """
     notes: tuple[str, ...] = ()
     if arguments and is_script(arguments[0]):
-        launch = read_script(arguments[0], arguments[1:])
+        drops = drops_whatever_it_is if drop_unknown else lambda dialect, key: False
+        launch = read_script(arguments[0], arguments[1:], leaves_out=drops)
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
     arguments = named_by_hydra(arguments)
     refuse_dashes(arguments, partial(_key_meant, arguments, dialect))

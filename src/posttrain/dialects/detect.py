@@ -230,6 +230,15 @@ def _ledger(dialect: str) -> Ledger:
     return ledger
 
 
+def drops_whatever_it_is(dialect: str, key: str) -> bool:
+    """Tell whether ``--drop-unknown`` leaves out a key whatever its value is."""
+    from posttrain.dialects.known import Known
+    from posttrain.dialects.own_keys import drops_any_value
+
+    ledger = _ledger(dialect)
+    return drops_any_value(key, Known(ledger, ledger))
+
+
 def detect(path: str | None, overrides: Sequence[str]) -> str:
     """The dialect that the keys of the file, or of the overrides where there is no file, belong to.
 

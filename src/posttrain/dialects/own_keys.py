@@ -129,6 +129,12 @@ def _looks_misspelt(key: str, guess: str) -> bool:
     return section == other_section and SequenceMatcher(None, leaf, other, autojunk=False).ratio() >= MISSPELT
 
 
+def drops_any_value(key: str, known: Known) -> bool:
+    """Return True for a key that no version has, that is no misspelling of one, and whose name speaks of no number."""
+    guess = known.guess(key)
+    return known.is_own(key) and not (guess and _looks_misspelt(key, guess)) and NUMBERS.isdisjoint(_words(key))
+
+
 def about_a_number(own: Own) -> bool:
     """Return True for a number above zero or below it, under a name that speaks of a count, a size or a factor."""
     return _is_number(own.value) and float(own.value) != 0 and not NUMBERS.isdisjoint(_words(own.key))

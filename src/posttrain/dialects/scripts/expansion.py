@@ -14,6 +14,12 @@ from posttrain.dialects.scripts.state import HOLE, Node, Shell
 from posttrain.errors import ConfigError
 
 Piece = tuple[str, bool]  # a text, and True where it was quoted
+
+
+class Expanded(str):
+    """A value that took a parameter's place: its braces stay, for braces are expanded first."""
+
+
 BREAK: Piece = ("\n\n", True)  # between two items of "$@" or "${array[@]}"
 EMPTY: Piece = ("", False)  # of "$@" without items
 
@@ -65,7 +71,7 @@ def pieces(shell: Shell, node: Node) -> list[Piece]:
         inside = text[3:-2] if text.startswith("$((") else text[2:-1]  # $[...] is the old form
         return [(arithmetic(shell, inside, shell.line(node)), True)]
     if kind == "command_substitution":
-        return [(shell.substitute(shell, node), False)]
+        return [(Expanded(shell.substitute(shell, node)), False)]
     if kind == "process_substitution":
         what = f"{source(node)} of line {shell.line(node)} is the output of a program"
         return [(shell.hole(what, "write its value into the script"), True)]
@@ -120,9 +126,9 @@ def _parameter(shell: Shell, node: Node, *, quoted: bool) -> list[Piece]:
         shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node), quoted=quoted)
     )
     if isinstance(value, str):
-        return [(value, quoted)]
+        return [(Expanded(value), quoted)]
     found: list[Piece] = []
-    for number, item in enumerate(value):
+    for number, item in enumerate(map(Expanded, value)):
         found.extend([BREAK, (item, quoted)] if number else [(item, quoted)])
     return found if found else [("", False)] if not quoted else [EMPTY]
 
@@ -153,7 +159,8 @@ def _home(shell: Shell, found: list[Piece]) -> list[Piece]:
 
 def _braces(found: list[Piece], too_many: Callable[[], ConfigError]) -> list[list[Piece]]:
     """``{a,b}`` and ``{1..3}`` outside of quotes give one word each. Raises: ``too_many`` beyond MAX_WORDS."""
-    marked = "".join(f"\1{number}\1" if quoted else text for number, (text, quoted) in enumerate(found))
+    apart = enumerate((text, quoted or isinstance(text, Expanded)) for text, quoted in found)
+    marked = "".join(f"\1{number}\1" if whole else text for number, (text, whole) in apart)
     group = re.search(r"\{([^{}\s]*,[^{}\s]*|-?\d+\.\.-?\d+)\}", marked)
     if group is None:
         return [found]

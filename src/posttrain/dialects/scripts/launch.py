@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +40,14 @@ def read_script(
     environment: Mapping[str, str] | None = None,
     *,
     folder: Path | None = None,
+    leaves_out: Callable[[str, str], bool] = lambda dialect, key: False,
 ) -> Launch:
     """Find the trainer's command of a script, with its variables resolved and without running it.
 
     Args: ``arguments`` stand behind the script: its ``$1`` ... and ``$@``; overrides that the script does not pass on
         are added to the trainer's. ``environment`` holds the exported variables, by default those of this process.
-        ``folder`` is the one that the script is started in, by default the current one.
+        ``folder`` is the one that the script is started in, by default the current one. ``leaves_out`` tells for a dialect and a
+        key whether it does not count, so that its value may stay unknown.
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
     """
@@ -66,12 +68,12 @@ def read_script(
     except RecursionError:
         raise ConfigError(Problem(f"the script {file} is nested too deeply to be read")) from None
     call, trainer = _chosen(shell, file, wanted)
-    found = _launch(shell, call, trainer, arguments)
+    found, unknown = _launch(shell, call, trainer, arguments, leaves_out)
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
         line=call.line,
-        notes=tuple(_lost_lines(call)),
+        notes=(*_lost_lines(call), *unknown),
     )
 
 
@@ -106,9 +108,24 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
     return calls[max(wanted, 1) - 1]
 
 
-def _launch(shell: Shell, call: Call, trainer: Trainer, given: Sequence[str]) -> tuple[str, ...]:
+def _launch(
+    shell: Shell, call: Call, trainer: Trainer, given: Sequence[str], leaves_out: Callable[[str, str], bool]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The arguments, and notes about those that are not known and do not count."""
     place = next(number for number, word in enumerate(call.words) if trainer_of(word))
-    words = [word for word in call.words[place + 1 :] if shell.as_tested(word) != ""]
+    passed = {*call.words, *shell.read_arguments}
+    given = [word for word in given if word not in passed]
+    written = [word for word in call.words[place + 1 :] if shell.as_tested(word) != ""]
+    last = {_key(word): number for number, word in enumerate([*written, *given])}
+    words, notes = [], []
+    for number, word in enumerate(written):
+        key, holes = _key(word), shell.holes_of(word)
+        if holes and key and last[key] > number:
+            continue  # another value follows
+        if holes and key and not HOLE.search(key) and leaves_out(trainer.dialect, key):
+            notes.append(f"{key} is left out, of which no version of {trainer.dialect} knows: {holes[0].what}")
+            continue
+        words.append(word)
     problems = list(
         dict.fromkeys(
             Problem(hole.what, fix=hole.fix, where=f"{shell.script}:{call.line} {HOLE.sub('...', word)[:60]}")
@@ -118,8 +135,7 @@ def _launch(shell: Shell, call: Call, trainer: Trainer, given: Sequence[str]) ->
     )
     if problems:
         raise ConfigError(problems)
-    passed = {*call.words, *shell.read_arguments}
-    words += [word for word in given if word not in passed]
+    words += given
     rest, named = _named_file(words)
     base = _base_file(shell, call, trainer, named)
     for name in (*base, *rest):
@@ -127,7 +143,13 @@ def _launch(shell: Shell, call: Call, trainer: Trainer, given: Sequence[str]) ->
         if line:
             what = f"{name} is written by the script itself, and reading a script writes nothing"
             raise ConfigError(Problem(what, where=f"{shell.script}:{line}", fix="write the file before, and name it"))
-    return (*base, *rest, *ASKS.get(trainer.module, ()))
+    return (*base, *rest, *ASKS.get(trainer.module, ())), notes
+
+
+def _key(word: str) -> str:
+    """The key of an override; "" for another word."""
+    key, equals, _ = word.partition("=")
+    return key.lstrip("+") if equals and not key.startswith("-") else ""
 
 
 def _named_file(words: list[str]) -> tuple[list[str], dict[str, str]]:

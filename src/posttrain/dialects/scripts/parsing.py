@@ -14,7 +14,7 @@ from posttrain.errors import ConfigError, Problem
 # A comment between backticks holds a remark between two continued lines; it expands to nothing.
 _REMARK = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
 
-_NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*)")
+_NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*|\d|#)")
 # An assignment whose value goes on without a blank: LIST=[a,\
 _LOGICAL = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=[^\s'\"]+\\\n(?:[^\s'\"]+\\\n)*[^\s'\"\\]*$", re.M)
 

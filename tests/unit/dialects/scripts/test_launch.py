@@ -155,3 +155,27 @@ def test_a_script_loads_as_its_command_does(tmp_path: Path, monkeypatch: pytest.
     plain = load_request([*keys[:2], "actor_rollout_ref.model.path=/models/qwen", keys[2]], "verl", skip_files=True)
     assert loaded.config == plain.config
     assert loaded.config.rollout.samples_per_prompt == 8
+
+
+def test_a_value_that_does_not_count_may_be_unknown(tmp_path: Path) -> None:
+    """One that another follows, in the script or behind it, and with --drop-unknown one of a key that no version has."""
+    assert words(tmp_path, f"{CALL}a=$X b=1 a=2") == ["b=1", "a=2"]
+    assert words(tmp_path, f"{CALL}+a=$(hostname -I) b=1", "a=3") == ["b=1", "a=3"]
+    assert "$X of line 1 is not set" in problems(tmp_path, f"{CALL}a=2 a=$X")
+    script = tmp_path / "run.sh"
+    script.write_text(f"{CALL}mine.name=$X b=1")
+    launch = read_script(str(script), (), {}, folder=tmp_path, leaves_out=lambda dialect, key: key == "mine.name")
+    assert launch.arguments == ("b=1",)
+    assert launch.notes == ("mine.name is left out, of which no version of verl knows: $X of line 1 is not set",)
+
+
+def test_drop_unknown_leaves_out_own_keys_whose_value_is_unknown(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{CALL}data.train_files=a.parquet mine.name=$X")
+    loaded = load_request([str(script)], None, drop_unknown=True, skip_files=True)
+    assert any("mine.name is left out" in text for text in loaded.warnings)
+    with pytest.raises(ConfigError, match=r"\$X of line 1 is not set"):
+        load_request([str(script)], None, skip_files=True)
+    script.write_text(f"{CALL}data.train_files=a.parquet mine.n_agent=$X")  # a number that may matter
+    with pytest.raises(ConfigError, match=r"\$X of line 1 is not set"):
+        load_request([str(script)], None, drop_unknown=True, skip_files=True)
