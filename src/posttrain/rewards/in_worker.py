@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -49,7 +47,6 @@ class Scoring:
     def __init__(self, terms: RewardTerms, *, runs_code: bool):
         self._terms = terms
         self._runs_code = runs_code
-        self._last = "", b""  # the last prompt as it came, and as marshal reads it
 
     def after_fork(self) -> None:
         """Start the process that supervises sandboxes before the first call, so that it outlives calls."""
@@ -62,18 +59,8 @@ class Scoring:
             said = self._terms.call_batched(call["term"], prompts, call["responses"])
             return plain(said) if isinstance(said, Invalid) else [plain(answer) for answer in said]
         text = ResponseText(call["response"], call["sequence"])
-        answers = self._terms.call(self._prompt(call["prompt"]), text, plain_answer=call["plain_answer"])
+        answers = self._terms.call(prompt_of(wire.from_bytes(call["prompt"])), text, plain_answer=call["plain_answer"])
         return [[index, plain(answer)] for index, answer in answers.items()]
-
-    def _prompt(self, text: str) -> Prompt:
-        """Rebuild a prompt, a new one for every response, as a grader may change what it holds. The responses of a group come one
-        after the other, and marshal copies values in a fraction of the time that it takes to read the text."""
-        if text == self._last[0]:
-            return prompt_of(marshal.loads(self._last[1]))
-        values = wire.from_bytes(text)
-        with suppress(ValueError):  # a date, which marshal cannot write
-            self._last = text, marshal.dumps(values)
-        return prompt_of(values)
 
 
 def plain_prompt(prompt: Prompt) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 
 from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.expansion import source, text_of, words_of
+from posttrain.dialects.scripts.parameters import index_of
 from posttrain.dialects.scripts.state import Node, Shell, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -73,17 +74,6 @@ def _assign_array(shell: Shell, name: str, given: Node, adds: bool) -> None:
             array[str(following)] = word
             following += 1
     shell.variables[name] = array
-
-
-def index_of(shell: Shell, name: str, text: str) -> str:
-    """The index that a text means: a key of an associative array, else a number."""
-    if name in shell.associative or shell.as_tested(text) is None:
-        return text
-    number = computed(shell, text.strip('"') or "0")
-    array = shell.variables.get(name)
-    if number is not None and number < 0 and isinstance(array, dict):
-        number += 1 + max((int(index) for index in array if index.isdigit()), default=-1)
-    return text if number is None else str(number)
 
 
 def declare(shell: Shell, node: Node) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from fnmatch import translate
 
+from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.state import HOLE, Shell
 
 _FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
@@ -81,8 +82,6 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return shell.positional[place - 1]
     if name == "BASH_SOURCE":
         return str(shell.script)
-    from posttrain.dialects.scripts.assignments import index_of
-
     value = shell.variables.get(name)
     if isinstance(value, dict):
         if index == "@":
@@ -93,6 +92,17 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
     if value is not None and index == "@":
         return [value]
     return value if index in (None, "0", "@", "*") else None
+
+
+def index_of(shell: Shell, name: str, text: str) -> str:
+    """The index that a text means: a key of an associative array, else a number."""
+    if name in shell.associative or shell.as_tested(text) is None:
+        return text
+    number = computed(shell, text.strip('"') or "0")
+    array = shell.variables.get(name)
+    if number is not None and number < 0 and isinstance(array, dict):
+        number += 1 + max((int(index) for index in array if index.isdigit()), default=-1)
+    return text if number is None else str(number)
 
 
 def _separator(shell: Shell) -> str:
