@@ -496,10 +496,13 @@ def test_samples_of_a_failed_step_are_written_even_when_not_due(make: Make, monk
     assert (Path(config.folder) / "samples/step_1.jsonl").exists()
 
 
-def test_learning_rate_that_blows_the_weights_up_stops_the_run(make: Make) -> None:
-    policy = {"optimizer": {"lr": 1e30, "max_grad_norm": None}}
+def test_weights_that_blow_up_stop_the_run(make: Make) -> None:
+    """By a rate beyond the largest that a configuration takes, so that one update is enough."""
+    config = make("run", policy={"optimizer": {"max_grad_norm": None}})
+    optimizer = config.policy.optimizer.model_copy(update={"lr": 1e30})
+    policy = config.policy.model_copy(update={"optimizer": optimizer})
     with pytest.raises(RunStopped, match="not finite"):
-        train_run(make("run", policy=policy))
+        train_run(config.model_copy(update={"policy": policy}))
 
 
 # ------------------------------------------------------------------------------------------------ what a run leaves

@@ -57,7 +57,7 @@ def test_a_disk_that_fails_stops_the_run_and_names_the_file(
             monkeypatch.setattr(os, "fsync", fail)
             trackers.log(1, {"reward/mean": 0.5})
         else:
-            monkeypatch.setattr(Path, "write_text", fail)
+            monkeypatch.setattr(os, "replace", fail)
             write_samples(tmp_path / file, 1, [])
 
 
