@@ -275,12 +275,13 @@ def test_memory_of_a_function_in_this_process(path: str, tmp_path: Path) -> None
     not Path("/proc/self/schedstat").exists(), reason="this kernel does not say how long a process waits"
 )
 def test_more_workers_than_cores_change_no_verdict(start: Any) -> None:
-    """Three workers for each core, honest programs beside endless ones: each needs 0.5 s of a core, and a test may take 1 s."""
+    """Three workers for each core, honest programs beside endless ones: each needs 0.5 s of a core, and a test may take 1 s. The
+    time of a whole call is no part of it: other work on the machine counts there."""
     workers = 3 * len(os.sched_getaffinity(0))
     honest = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nprint(input())"
     texts = [f"```python\n{source}\n```" for _ in range(workers) for source in (honest, "while True: pass")]
     options = {"timeout_s": 1.0, "time_limit_s": 1.5}
-    scorer = start({"name": "code", "options": options}, workers=workers, timeout_s=4.0)
+    scorer = start({"name": "code", "options": options}, workers=workers, timeout_s=60.0)
     programs = group("p", *texts)
     tested = replace(programs, prompt=replace(programs.prompt, ground_truth={"inputs": ["1"], "outputs": ["1"]}))
     [outcomes] = scorer.score([tested])
