@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from posttrain.config import TrainingConfig
+from posttrain.errors import RunStopped
 from posttrain.libraries.disk_errors import naming
 from posttrain.registry import TRACKERS
 from posttrain.run.record import read_metrics
@@ -49,13 +50,21 @@ class Jsonl:
         """No-op: only finished steps are written."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the line of one step. Raises: RuntimeError before ``begin`` and after ``close``."""
+        """Append the line of one step.
+
+        Raises: RuntimeError before ``begin`` and after ``close``; RunStopped where the file is gone.
+        """
         if self._file is None:
             raise RuntimeError("metrics.jsonl is not open: log() belongs between begin() and close()")
         with naming(self.path):
             self._file.write(metrics_line(step, metrics))
             self._file.flush()
             os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its metrics
+            if not self.path.exists():  # what is written into a deleted file is lost in silence
+                raise RunStopped(
+                    f"{self.path} is gone: it, or its folder, was moved or deleted while the run was writing it. "
+                    "Put the folder back to resume from its last checkpoint"
+                )
 
     def message(self, text: str) -> None:
         """No-op: metrics.jsonl holds numbers only."""

@@ -123,7 +123,7 @@ def _launch(
         if holes and key and last[key] > number:
             continue  # another value follows
         if holes and key and not HOLE.search(key) and leaves_out(trainer.dialect, key):
-            notes.append(f"{key} is left out, of which no version of {trainer.dialect} knows: {holes[0].what}")
+            notes.append(f"{key} is left out: no version of {trainer.dialect} has it, and {holes[0].what}")
             continue
         words.append(word)
     problems = list(

@@ -10,6 +10,7 @@ import pytest
 
 from posttrain.backends.tracking.jsonl import Jsonl
 from posttrain.config import RunConfig
+from posttrain.errors import RunStopped
 from posttrain.registry import TRACKERS
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train_files": ["t.parquet"]}})
@@ -96,3 +97,14 @@ def test_jsonl_makes_the_run_folder(tmp_path: Path) -> None:
 def test_jsonl_log_before_begin_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="between begin"):
         Jsonl(tmp_path).log(1, {})
+
+
+def test_a_file_that_is_gone_stops_the_run(tmp_path: Path) -> None:
+    """The system goes on writing into a deleted file, and nothing of it is kept."""
+    tracker = begin(tmp_path / "run")
+    tracker.log(1, {"reward/mean": 0.5})
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "run").mkdir()  # as the next samples make it
+    with pytest.raises(RunStopped, match=r"run/metrics.jsonl is gone: it, or its folder, was moved or deleted"):
+        tracker.log(2, {"reward/mean": 0.5})
+    tracker.close()

@@ -166,7 +166,7 @@ def test_a_value_that_does_not_count_may_be_unknown(tmp_path: Path) -> None:
     script.write_text(f"{CALL}mine.name=$X b=1")
     launch = read_script(str(script), (), {}, folder=tmp_path, leaves_out=lambda dialect, key: key == "mine.name")
     assert launch.arguments == ("b=1",)
-    assert launch.notes == ("mine.name is left out, of which no version of verl knows: $X of line 1 is not set",)
+    assert launch.notes == ("mine.name is left out: no version of verl has it, and $X of line 1 is not set",)
 
 
 def test_drop_unknown_leaves_out_own_keys_whose_value_is_unknown(tmp_path: Path) -> None:
