@@ -364,6 +364,22 @@ def count(work: Work, tally: Tally, acknowledged: int, where: str, at_least: int
 # ------------------------------------------------------------------------------------------------- kills over a whole run
 
 
+def forked(train: Callable[[], object]) -> int:
+    """Start ``train`` in a forked process. Returns its id; its exit status is 1 after an error."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            train()
+            code = 0
+        except BaseException:  # noqa: BLE001  # a child must not go on as its parent
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
 def run_with_kills(train: Callable[[], object], kills: int, seconds: tuple[float, float], seed: int = 0) -> int:
     """Start ``train`` in a forked process again and again, killed ``kills`` times after a random time, then left alone.
     Returns how many of the kills hit a living process.
@@ -372,17 +388,7 @@ def run_with_kills(train: Callable[[], object], kills: int, seconds: tuple[float
     """
     draw, hit = random.Random(seed), 0
     for left in range(kills, -1, -1):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.setpgid(0, 0)
-                train()
-                code = 0
-            except BaseException:  # noqa: BLE001  # a child must not go on as its parent
-                traceback.print_exc()
-            finally:
-                os._exit(code)
+        pid = forked(train)
         if left:
             time.sleep(draw.uniform(*seconds))
             with suppress(ProcessLookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -36,6 +37,27 @@ def test_ten_random_kills(tmp_path: Path, tiny_llama: Path, changes: dict[str, d
     hit = killing.run_with_kills(lambda: train_run(killed), kills=10, seconds=(0.05 * took_s, 0.3 * took_s))
     assert hit >= 3
     assert result(Path(killed.folder)) == result(straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 4])
+def test_killed_before_a_whole_checkpoint_is_in_its_place(
+    tmp_path: Path, tiny_llama: Path, straight: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The next start puts it there, resumes from it, and keeps the records of the steps before."""
+    config = tiny_run(tmp_path, tiny_llama, "killed", steps=6)
+    replace = os.replace
+
+    def killed(source: Any, target: Any, **rest: Any) -> None:
+        if Path(source).name == f"global_step_{step}.tmp":
+            killing.kill_self()
+        replace(source, target, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        _, status = os.waitpid(killing.forked(lambda: train_run(config)), 0)
+    assert os.WIFSIGNALED(status)
+    assert result(train_run(config)) == result(straight)
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ def open_run(
     )
     folder.check_unused()  # before the locks, which touch the folders
     with only_trainer(folder.path, folder.checkpoints, named_by=["run.folder", folder.checkpoints_setting]) as notes:
+        # First of all: a run killed before its first checkpoint was in its place has one all the same
+        checkpoints.tidy(notes.append)
         found = folder.check(
             holds_checkpoint=checkpoints.exist(), allow_config_change=allow_config_change, start_over=start_over
         )

@@ -211,13 +211,17 @@ class Checkpoints:
                 with suppress(OSError):  # the run is over, and the next one does it
                     self._drop_surplus(steps[-1])
 
+    def tidy(self, say: Callable[[str], None]) -> None:
+        """Finish or remove what a killed process left half done. To be called before anyone asks which checkpoints ``exist``."""
+        tidy(self.folder, say)
+
     def restore(self, progress: Progress, say: Callable[[str], None]) -> int:
         """Load the newest valid checkpoint; damaged newer ones are named and passed over. Returns its step, 0 without one.
 
         Raises: RequestError when there are checkpoints and all are damaged or gone (starting over takes another run.folder), or
             when this run has a critic and the checkpoint has none.
         """
-        tidy(self.folder, say)
+        self.tidy(say)
         if self._start_over:
             self._leave_damaged(say)
         folder = self._newest(say) if self.origin is None else self._newest_from_origin(say)

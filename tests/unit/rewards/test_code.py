@@ -491,7 +491,8 @@ def test_tests_and_the_function_in_columns_of_their_own(name: str | None, source
 @pytest.mark.slow
 @linux
 def test_a_program_that_computes_on_all_cores_is_wrong_and_not_without_a_score() -> None:
-    """Three tests take up to 1 s of processor time each, within 1.3 s, and scoring a response may take 2 s of it."""
+    """Twelve tests take up to 1 s of processor time each, within 4 s: 8 s of it on two cores. Scoring may take 6 s, and has 2 s
+    of wall time for the boxes' own starts."""
     source = """
 import hashlib, threading
 block = bytes(1 << 24)
@@ -499,9 +500,9 @@ def burn():
     while True: hashlib.sha256(block)
 for _ in range(3): threading.Thread(target=burn).start()
 burn()"""
-    truth = json.dumps({"inputs": ["1"] * 3, "outputs": ["2"] * 3})
-    terms = [{"name": "code", "options": {"continuous": True, "timeout_s": 0.7, "time_limit_s": 1.3}}]
-    scorer = ScorerInWorkers(RewardConfig(terms=terms, workers=1, timeout_s=2.0, memory_gib=1.0))
+    truth = json.dumps({"inputs": ["1"] * 12, "outputs": ["2"] * 12})
+    terms = [{"name": "code", "options": {"continuous": True, "timeout_s": 0.7, "time_limit_s": 4.0}}]
+    scorer = ScorerInWorkers(RewardConfig(terms=terms, workers=1, timeout_s=6.0, memory_gib=1.0))
     try:
         [[outcome]] = scorer.score([group_of(prompt(truth), fenced(source))])
     finally:
