@@ -7,6 +7,7 @@ import signal
 import sys
 from types import FrameType
 
+from posttrain.cli.streams import keep_streams
 from posttrain.errors import RunInterrupted
 from posttrain.run.early_stop import AT_ONCE, StoppedEarly, heed_signals, put_off
 
@@ -19,6 +20,7 @@ ALLOCATIONS_PER_COLLECTION = 200_000
 
 def main() -> None:
     """Import the commands and run the requested one."""
+    keep_streams()
     # Until the commands are imported the system ends the process: there is nothing to tidy up yet
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
