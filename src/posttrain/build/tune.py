@@ -15,6 +15,7 @@ from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config.roles import releases_reference, runtime_of
 from posttrain.config.tune import TuneConfig
 from posttrain.data.loader import ShuffledLoader
+from posttrain.data.own_preferences import load_own_preferences
 from posttrain.data.preferences import PreferenceSet, load_preferences
 from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Tuned
@@ -56,10 +57,11 @@ def _train(
     import_modules(config.model.external_modules)
     say("loading tokenizer and data")
     tokenizer = load_tokenizer(config.model)
-    training = load_preferences(config.data.train_files, config, tokenizer, what="training")
+    load = load_preferences if config.data.dataset_class_file is None else load_own_preferences
+    training = load(config.data.train_files, config, tokenizer, what="training")
     validation = PreferenceSet(rows=[], read=0)
     if config.data.validation_files:
-        validation = load_preferences(config.data.validation_files, config, tokenizer, what="validation")
+        validation = load(config.data.validation_files, config, tokenizer, what="validation")
     rows, held_out = training.rows[: config.data.max_rows], validation.rows[: config.validation.max_rows]
     batches, problems = plan_tune(config, len(rows))
     if batches is None:

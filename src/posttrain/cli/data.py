@@ -149,7 +149,7 @@ def hh_rlhf(
 
 @app.command("check")
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .jsonl, .json or .csv file.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A .parquet, .jsonl, .json, .csv or .arrow file.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the data section, such as data.prompt_column=question."),

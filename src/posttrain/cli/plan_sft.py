@@ -17,6 +17,11 @@ Request = FilesRequest[SftConfig]
 
 def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_run: bool = False) -> Request:
     """Check the configuration, its files and its sizes; see ``plan_on_files.checked``."""
+    if look_at_files:
+        from posttrain.data.sft_rows import PROMPT
+        from posttrain.data.unread_columns import unread_columns
+
+        loaded = loaded.warned(unread_columns(loaded.config.data, PROMPT))
     return checked(loaded, _look_at_files if look_at_files else None, plan_sft, to_run=to_run)
 
 

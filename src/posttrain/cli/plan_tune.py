@@ -16,17 +16,25 @@ Request = FilesRequest[TuneConfig]
 def check_request(loaded: LoadedConfig[TuneConfig], *, look_at_files: bool, to_run: bool = False) -> Request:
     """Check the configuration, its files and its sizes; see ``plan_on_files.checked``. The files of an unknown method are not
     read, because its columns are unknown, too."""
+    from posttrain.data.preference_rows import PROMPT
+    from posttrain.data.unread_columns import unread_columns
+
     look = _look_at_files if look_at_files and loaded.config.method.is_known else None
+    if look is not None:
+        loaded = loaded.warned(unread_columns(loaded.config.data, PROMPT))
     return checked(loaded, look, plan_tune, to_run=to_run)
 
 
 def _look_at_files(config: TuneConfig) -> Counted:
-    """Check all files. Nothing is counted where one of them is wrong."""
+    """Check all files. Nothing is counted where one of them is wrong, or a class of the user's reads them."""
     from posttrain.data.preference_rows import check_preference_files
+    from posttrain.data.sft_rows import own_class_file_problems
 
     problems, rows, validation_rows = check_preference_files(config)
-    counted = not problems
-    problems += [*check_model_files(config.model), *check_run_folders(config), *check_chat_template(config.model)]
+    own = config.data.dataset_class_file is not None
+    counted = not problems and not own
+    problems += [*check_model_files(config.model), *check_run_folders(config), *own_class_file_problems(config.data)]
+    problems += [] if own else check_chat_template(config.model)
     if not counted:
         return problems, None, None
     return problems, at_most(rows, config.data.max_rows), at_most(validation_rows, config.validation.max_rows)

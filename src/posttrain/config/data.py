@@ -15,7 +15,7 @@ TemplatedPrompts = Literal["error", "raw", "wrap"]
 
 class DataConfig(ImageSettings):
     train_files: list[str]
-    """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated; or data sets of the hub, such as
+    """Training files (.parquet, .jsonl, .json, .csv, .arrow), read in order and concatenated; or data sets of the hub, such as
     org/name:train (docs/hub.md)."""
     validation_files: list[str] = []
     """Files of held-out prompts in the same format."""

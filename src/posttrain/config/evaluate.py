@@ -10,7 +10,7 @@ from posttrain.config.reward import RewardConfig, RewardTerm
 
 class EvaluateDataConfig(Section):
     files: list[str]
-    """Files with responses (.parquet, .jsonl, .json, .csv), read in order and concatenated."""
+    """Files with responses (.parquet, .jsonl, .json, .csv, .arrow), read in order and concatenated."""
     response_column: str = "responses"
     """Column with the responses of a prompt: a list of texts, or one text."""
     prompt_column: str | None = None

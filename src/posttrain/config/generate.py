@@ -16,7 +16,7 @@ from posttrain.config.rollout import RolloutConfig
 
 class GenerateDataConfig(ImageSettings):
     files: list[str]
-    """Files with prompts (.parquet, .jsonl, .json, .csv), read in order and concatenated; all their columns are kept."""
+    """Files with prompts (.parquet, .jsonl, .json, .csv, .arrow), read in order and concatenated; all their columns are kept."""
     prompt_column: str | None = None
     """Column with the prompt: a list of chat messages, or a string (taken as one user message); null means the first of
     prompt and messages that the file has."""

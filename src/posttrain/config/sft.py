@@ -19,7 +19,7 @@ from posttrain.config.tracking import TrackingConfig
 
 class SftDataConfig(Section):
     train_files: list[str]
-    """Training files (.parquet, .jsonl, .json, .csv), read in order and concatenated."""
+    """Training files (.parquet, .jsonl, .json, .csv, .arrow), read in order and concatenated."""
     validation_files: list[str] = []
     """Files of held-out rows in the same format."""
     sequences_per_step: int = Field(default=32, ge=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from posttrain.errors import Problem, did_you_mean
 from posttrain.libraries import json_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}  # of ShareGPT's messages; other names are roles
+# Of a chat message written as text, as JSON or as Python prints it
+_NAMED_ROLE = re.compile(r"""["'](role|from)["']\s*:""")
 
 Message = dict[str, Any]  # role, content, and further keys of the chat template (tool_calls, name, ...)
 
@@ -34,7 +38,7 @@ def messages_of(value: Any) -> list[Message]:
     for index, message in enumerate(value):
         if not isinstance(message, Mapping):
             raise BadCell(f"holds {described(message)} as message {index}; a mapping with role and content is expected")
-        message = without_none(message)
+        message = _standard(without_none(message))
         role = message.get("role")
         if role not in ROLES:
             known = f"one of {', '.join(ROLES)} is expected"
@@ -43,10 +47,43 @@ def messages_of(value: Any) -> list[Message]:
         if role in ("system", "developer") and index:
             raise BadCell(f"holds a {role} message in place {index}; it can only be the first")
         if not isinstance(message.get("content"), str) and not (role == "assistant" and message.get("tool_calls")):
-            held = described(message["content"]) if "content" in message else "nothing"
-            raise BadCell(f"holds {held} as content of message {index}; text is expected")
+            raise BadCell(f"holds {_held(message.get('content'))} as content of message {index}; text is expected")
         messages.append(message)
     return messages
+
+
+def _standard(message: Message) -> Message:
+    """Return a message with role and one text: ShareGPT's form has from and value, others a list of text parts."""
+    if "role" not in message and {"from", "value"} <= message.keys():
+        rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+        speaker = message["from"]
+        role = SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        message = {"role": role, "content": message["value"], **rest}
+    parts = message.get("content")
+    if not isinstance(parts, list) or not parts:
+        return message
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "".join(texts)}
+
+
+def _held(content: Any) -> str:
+    """Describe content that is no text."""
+    kinds = [part.get("type") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    return f"a part of type {odd[0]}" if (odd := [kind for kind in kinds if kind != "text"]) else described(content)
+
+
+def is_chat_text(text: str) -> bool:
+    """True for a text that is meant as a list of chat messages, as in csv files: its items name their roles. Other texts may
+    begin with brackets, too: an answer in JSON, a piece of code."""
+    if not text.lstrip().startswith("[{"):
+        return False
+    try:
+        value = json_text.loads(text)
+    except json.JSONDecodeError:
+        return _NAMED_ROLE.search(text) is not None
+    return any(isinstance(item, Mapping) and ("role" in item or "from" in item) for item in value)
 
 
 def without_none(value: Any) -> Any:

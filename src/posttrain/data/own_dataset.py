@@ -6,10 +6,10 @@ items are mappings with ``input_ids`` and ``loss_mask``, one row each, and optio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -23,6 +23,8 @@ from posttrain.errors import DataError, Problem, did_you_mean
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Item = TypeVar("Item")
+
 
 def load_own_texts(
     files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, *, what: What
@@ -32,30 +34,39 @@ def load_own_texts(
     Raises: DataError when the class cannot be loaded or constructed, with the first invalid items, or as ``cut_texts``
         does.
     """
-    dataset = _make(files, data, tokenizer, what)
+    dataset = make_dataset(files, data, tokenizer, what)
+    tokens = read_items(dataset, lambda item, _: tokens_of(item, data), what)
+    return cut_texts(tokens, [f"{what}:{index}" for index in range(len(tokens))], data, what)
+
+
+def read_items(dataset: Any, read: Callable[[Any, int], Item], what: What) -> list[Item]:
+    """Read all items. Args: ``read`` takes an item and its number, and raises BadItem.
+
+    Raises: DataError with the first invalid items, or when there are none.
+    """
     name = type(dataset).__name__
-    tokens: list[Tokens] = []
+    items: list[Item] = []
     problems: list[Problem] = []
     for index in range(len(dataset)):
         try:
-            tokens.append(_tokens(dataset[index], data))
+            items.append(read(dataset[index], index))
         except Exception as error:  # noqa: BLE001  # a user's class may raise anything; it is reported with its item
-            said = str(error) if isinstance(error, _BadItem) else f"{type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, BadItem) else f"{type(error).__name__}: {error}"
             problems.append(Problem(f"item {index} of {name} {said}", field="data.dataset_class_name"))
             if len(problems) == MAX_LISTED:
                 break
     if problems:
         raise DataError(problems)
-    if not tokens:
+    if not items:
         raise DataError(Problem(f"{name} holds no {what} items", field=FIELDS[what]))
-    return cut_texts(tokens, [f"{what}:{index}" for index in range(len(tokens))], data, what)
+    return items
 
 
-class _BadItem(Exception):
+class BadItem(Exception):
     """An item is invalid; the message describes why."""
 
 
-def _make(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> Any:
+def make_dataset(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> Any:
     """Construct the class. Raises: DataError."""
     file, name = Path(data.dataset_class_file or ""), data.dataset_class_name
     field = "data.dataset_class_file"
@@ -82,21 +93,27 @@ def _make(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokeni
     return dataset
 
 
-def _tokens(item: Any, data: SftDataConfig) -> Tokens:
-    """Return token ids without padding, and True for those that are learned."""
+def tokens_of(item: Any, data: SftDataConfig, prefix: str = "") -> Tokens:
+    """Return token ids without padding, and True for those that are learned. Args: ``prefix`` of the item's keys.
+
+    Raises: BadItem.
+    """
+    keys = {key: prefix + key for key in ("input_ids", "loss_mask", "attention_mask")}
     if not isinstance(item, Mapping):
-        raise _BadItem(f"is {type(item).__name__}; a mapping with input_ids and loss_mask is expected")
-    missing = [key for key in ("input_ids", "loss_mask") if key not in item]
+        wanted = f"{keys['input_ids']} and {keys['loss_mask']}"
+        raise BadItem(f"is {type(item).__name__}; a mapping with {wanted} is expected")
+    missing = [keys[key] for key in ("input_ids", "loss_mask") if keys[key] not in item]
     if missing:
-        raise _BadItem(f"has no {' and no '.join(missing)} (it has {', '.join(map(str, item))})")
-    ids, marked = np.asarray(item["input_ids"]), np.asarray(item["loss_mask"]).astype(bool)
-    there = np.asarray(item.get("attention_mask", np.ones(ids.shape))).astype(bool)
+        raise BadItem(f"has no {' and no '.join(missing)} (it has {', '.join(map(str, item))})")
+    ids, marked = np.asarray(item[keys["input_ids"]]), np.asarray(item[keys["loss_mask"]]).astype(bool)
+    there = np.asarray(item.get(keys["attention_mask"], np.ones(ids.shape))).astype(bool)
     if ids.ndim != 1 or ids.shape != marked.shape or ids.shape != there.shape:
-        shapes = f"input_ids {ids.shape}, loss_mask {marked.shape}, attention_mask {there.shape}"
-        raise _BadItem(f"has tensors of shapes {shapes}; one row each, of one length, is expected")
+        found = (("input_ids", ids), ("loss_mask", marked), ("attention_mask", there))
+        shapes = ", ".join(f"{keys[key]} {array.shape}" for key, array in found)
+        raise BadItem(f"has tensors of shapes {shapes}; one row each, of one length, is expected")
     if data.dataset_class_mask == "predictions":  # the mask marks the position that predicts the next token
         marked = np.concatenate([[False], marked[:-1]])
     ids, learned = ids[there].astype(np.int32), (marked & there)[there]
     if not learned[1:].any():
-        raise _BadItem("has no token to learn in its loss_mask")
+        raise BadItem(f"has no token to learn in its {keys['loss_mask']}")
     return ids, learned

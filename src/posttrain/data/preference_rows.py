@@ -19,6 +19,7 @@ from posttrain.data.cells import (
     Message,
     answer_of,
     from_json,
+    is_chat_text,
     messages_of,
     missing_column,
     optional_text,
@@ -28,12 +29,12 @@ from posttrain.data.cells import (
 from posttrain.data.columns import root
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, count_rows, described, first_record, kind_of, read_records
-from posttrain.data.sft_rows import IMAGES
+from posttrain.data.sft_rows import image_column
 from posttrain.data.transcripts import is_transcript, transcript_turns
 from posttrain.errors import DataError, Problem
 
-PROMPT = ("prompt", "question", "instruction")
-COMPLETION = ("completion", "response", "answer")
+PROMPT = ("prompt", "question", "instruction", "conversations", "input")
+COMPLETION = ("completion", "response", "answer", "messages")
 CHOSEN, REJECTED, LABEL, MARGIN = "chosen", "rejected", "label", "margin"
 CHECKED_ROWS = 20_000  # of a parquet file, before a run; opening the dataset checks all
 
@@ -100,7 +101,7 @@ def check_preference_files(config: TuneConfig) -> tuple[list[Problem], int, int]
     counts = [0, 0]
     for index, name in enumerate(("train_files", "validation_files")):
         for path in getattr(config.data, name):
-            record, found = first_record(path, f"data.{name}")
+            record, found = first_record(path, f"data.{name}", read=config.data.dataset_class_file is None)
             problems += found
             if record is None:
                 continue
@@ -209,8 +210,8 @@ class _Place:
 
 
 def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneDataConfig, at: _Place) -> PreferenceRow:
-    if record.get(IMAGES):
-        at.column, at.field = IMAGES, "train_files"
+    if column := image_column(record):
+        at.column, at.field = column, "train_files"
         raise BadCell("holds images, and preferences are learned from text only; remove the column, or its rows")
     if columns.chosen is not None:
         assert columns.rejected is not None, "the columns of a pair come together"
@@ -234,6 +235,7 @@ def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneData
             sides = [[{**message, "content": str(message["content"]).strip()} for message in side] for side in sides]
     else:
         prompt, sides = _apart(sides)
+        prompt = _with_system(prompt, record, data, at)
     for side, name in zip(sides, _names(columns), strict=True):
         at.column = name
         if not side or side[0]["role"] != "assistant":
@@ -261,9 +263,9 @@ def _completion(value: Any) -> Completion:
     if isinstance(value, Mapping):  # a message alone
         value = [value]
     parsed = transcript_turns(value) if isinstance(value, str) and is_transcript(value) else from_json(value)
-    messages = messages_of(parsed) if isinstance(parsed, list) else []
-    if not messages:
+    if not isinstance(parsed, list):
         return [{"role": "assistant", "content": answer_of(value)}]
+    messages = messages_of(parsed)
     if messages[-1]["role"] != "assistant":
         raise BadCell(f"ends with a message of the {messages[-1]['role']}; a completion ends with the assistant's")
     last = messages[-1]
@@ -274,7 +276,7 @@ def _completion(value: Any) -> Completion:
 
 def _is_plain(text: str) -> bool:
     """True for a text that is neither a list of messages as JSON nor a transcript."""
-    return not text.lstrip().startswith("[{") and not is_transcript(text)
+    return not is_chat_text(text) and not is_transcript(text)
 
 
 def _prompt(record: Record, column: str, data: TuneDataConfig, at: _Place) -> list[Message]:
@@ -285,7 +287,8 @@ def _prompt(record: Record, column: str, data: TuneDataConfig, at: _Place) -> li
         if messages[-1] == {"role": "assistant", "content": ""}:  # the marker before the answer
             messages = messages[:-1]
     else:
-        messages = [{"role": "user", "content": text_of(value)}] if text else messages_of(from_json(value))
+        given = [value] if isinstance(value, Mapping) else value  # a message alone
+        messages = [{"role": "user", "content": text_of(value)}] if text else messages_of(from_json(given))
     if messages[-1]["role"] == "assistant":
         raise BadCell("ends with an assistant message; a prompt ends before the answer")
     at.column, at.field = data.query_column or "", "query_column"
@@ -293,13 +296,19 @@ def _prompt(record: Record, column: str, data: TuneDataConfig, at: _Place) -> li
         if not text:
             raise BadCell("adds to a prompt that is a list of messages; a text is expected there")
         messages = [{"role": "user", "content": f"{value}\n{query}"}]
-    at.column, at.field = data.system_column or "", "system_column"
-    if system := optional_text(record, data.system_column):
-        if messages[0]["role"] in ("system", "developer"):
-            raise BadCell("is a second system message: the prompt begins with one")
-        messages = [{"role": "system", "content": system}, *messages]
+    messages = _with_system(messages, record, data, at)
     at.column, at.field = column, "prompt_column"
     return messages
+
+
+def _with_system(messages: list[Message], record: Record, data: TuneDataConfig, at: _Place) -> list[Message]:
+    at.column, at.field = data.system_column or "", "system_column"
+    system = optional_text(record, data.system_column)
+    if not system:
+        return messages
+    if messages[0]["role"] in ("system", "developer"):
+        raise BadCell("is a second system message: the prompt begins with one")
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _apart(sides: list[Completion]) -> tuple[list[Message], list[Completion]]:
@@ -319,7 +328,11 @@ def _apart(sides: list[Completion]) -> tuple[list[Message], list[Completion]]:
 def _label(record: Record, column: str | None, at: _Place) -> bool:
     if column is None:
         return True
-    value = at.read(record, column, "label_column")
+    return label_of(at.read(record, column, "label_column"))
+
+
+def label_of(value: Any) -> bool:
+    """Return a label. Raises: BadCell for a value that is none."""
     if isinstance(value, str):  # a csv file
         value = {"true": True, "false": False, "1": True, "0": False}.get(value.strip().lower(), value)
     if isinstance(value, bool) or value in (0, 1):
@@ -330,7 +343,7 @@ def _label(record: Record, column: str | None, at: _Place) -> bool:
 def _margin(record: Record, column: str | None, at: _Place) -> float:
     if column is None:
         return 0.0
-    return _number(at.read(record, column, "margin_column"))
+    return number_of(at.read(record, column, "margin_column"))
 
 
 def _reference(record: Record, data: TuneDataConfig, sides: int, at: _Place) -> tuple[float, ...] | None:
@@ -338,13 +351,19 @@ def _reference(record: Record, data: TuneDataConfig, sides: int, at: _Place) -> 
         return None
     if len(data.reference_columns) != sides:
         raise BadCell(f"stands in a row of {sides} completions, and data.reference_columns has another number")
-    found = tuple(_number(at.read(record, column, "reference_columns")) for column in data.reference_columns)
+    return reference_of([at.read(record, column, "reference_columns") for column in data.reference_columns])
+
+
+def reference_of(values: Sequence[Any]) -> tuple[float, ...]:
+    """Return log-probs of whole completions. Raises: BadCell for a value that is none."""
+    found = tuple(number_of(value) for value in values)
     if any(value > 0 for value in found):
         raise BadCell(f"holds {max(found):g}; the log-prob of a completion is not above 0")
     return found
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
+    """Return a finite number, which csv files hold as text. Raises: BadCell for another value."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -23,6 +23,8 @@ from posttrain.records.texts import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ReadRow = tuple[str, PreferenceRow, list[Tokens]]  # its name, and the tokens of its sides
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceSet:
@@ -54,7 +56,7 @@ def load_preferences(
     """
     if problems := [*check_template(tokenizer, config.data.chat_template_options), *check_end(tokenizer)]:
         raise ModelError(problems)
-    rows: list[tuple[str, PreferenceRow, list[Tokens]]] = []
+    rows: list[ReadRow] = []
     for file, label in zip(files, file_labels(files), strict=True):
         try:
             for row in read_preference_rows(file, config.data, config.method):
@@ -71,11 +73,14 @@ def load_preferences(
         raise DataError([*problems[:MAX_LISTED], *more])
     if not rows:
         raise DataError(Problem(f"the {what} files hold no rows", field=FIELDS[what]))
-    return _cut(rows, config, what)
+    return cut_preferences(rows, config, what)
 
 
-def _cut(rows: Sequence[tuple[str, PreferenceRow, list[Tokens]]], config: TuneConfig, what: What) -> PreferenceSet:
-    """Cut sides to max_tokens, and drop rows that cannot be compared any more."""
+def cut_preferences(rows: Sequence[ReadRow], config: TuneConfig, what: What) -> PreferenceSet:
+    """Cut sides to max_tokens, and drop rows that cannot be compared any more.
+
+    Raises: DataError with the rows that are too long (``overlong: error``), or when none is left.
+    """
     limit, rule = config.data.max_tokens, config.data.overlong
     overlong = [(name, longest) for name, _, sides in rows if (longest := max(len(ids) for ids, _ in sides)) > limit]
     if overlong and rule == "error":

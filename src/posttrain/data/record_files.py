@@ -1,4 +1,4 @@
-"""Raw rows of a dataset file: .parquet, .jsonl, .json and .csv, in file order; errors name the row.
+"""Raw rows of a dataset file: .parquet, .jsonl, .json, .csv and .arrow, in file order; errors name the row.
 
 Rows are counted from 0, as in pandas and datasets; lines of a text file from 1, as in editors.
 """
@@ -21,6 +21,8 @@ from posttrain.errors import DataError, Problem, did_you_mean, nearest
 from posttrain.libraries import json_text
 
 Record = dict[str, Any]  # an unchecked row, by column
+
+_ARROW_FILE = b"ARROW1"  # an Arrow file begins with it, a stream does not
 
 # The beginning of a list of texts written as JSON text.
 _TEXTS_AS_TEXT = re.compile(r'\s*\[\s*["\]]')
@@ -109,9 +111,29 @@ def _read_parquet(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
             yield from batch.to_pylist()
 
 
-def parquet_columns(table: pq.ParquetFile, file: Path, choice: ColumnChoice) -> Columns:
-    schema = table.schema_arrow
+def _read_arrow(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    """Yield the rows of a stream of Arrow batches, which datasets writes, or of an Arrow file."""
+    with pa.memory_map(str(file)) as source:
+        is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
+        source.seek(0)
+        batches = _batches(pa.ipc.open_file(source)) if is_file else pa.ipc.open_stream(source)
+        wanted: list[str] | None = None
+        for batch in batches:
+            if choice is not None and wanted is None:
+                roots = _columns_of(batch.schema, file, choice).roots()
+                wanted = [name for name in batch.schema.names if name in roots]
+            yield from (batch if wanted is None else batch.select(wanted)).to_pylist()
 
+
+def _batches(table: pa.ipc.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
+    return (table.get_batch(number) for number in range(table.num_record_batches))
+
+
+def parquet_columns(table: pq.ParquetFile, file: Path, choice: ColumnChoice) -> Columns:
+    return _columns_of(table.schema_arrow, file, choice)
+
+
+def _columns_of(schema: pa.Schema, file: Path, choice: ColumnChoice) -> Columns:
     def has(path: str) -> bool:
         if path in schema.names:
             return True
@@ -204,6 +226,7 @@ _READERS: dict[str, Callable[[Path, ColumnChoice | None], Iterator[Record]]] = {
     "jsonl": _read_json_lines,
     "json": _read_json,
     "csv": _read_csv,
+    "arrow": _read_arrow,
 }
 
 

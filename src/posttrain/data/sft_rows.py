@@ -29,7 +29,7 @@ from posttrain.data.record_files import Record, described, first_record, read_re
 from posttrain.errors import DataError, Problem
 
 MESSAGES = "messages"
-IMAGES = "images"  # the column of vision datasets, which only RL supports here
+IMAGES = ("images", "image")  # columns of vision datasets, which only RL supports here
 PROMPT = ("prompt", "question")
 RESPONSE = ("response", "answer")
 
@@ -93,9 +93,14 @@ def check_sft_files(data: SftDataConfig) -> list[Problem]:
                 continue
             row = row_of(record, 0, Path(path).name, columns, data)
             problems += [row] if isinstance(row, Problem) else []
-    if data.dataset_class_file is not None and not Path(data.dataset_class_file).is_file():
-        problems.append(Problem(f"there is no file {data.dataset_class_file}", field="data.dataset_class_file"))
-    return problems
+    return problems + own_class_file_problems(data)
+
+
+def own_class_file_problems(data: SftDataConfig) -> list[Problem]:
+    """Return the problem of a dataset class whose file is not there."""
+    if data.dataset_class_file is None or Path(data.dataset_class_file).is_file():
+        return []
+    return [Problem(f"there is no file {data.dataset_class_file}", field="data.dataset_class_file")]
 
 
 def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumns:
@@ -136,8 +141,8 @@ def choose_columns(record: Record, data: SftDataConfig, place: str) -> SftColumn
 
 def row_of(record: Record, number: int, place: str, columns: SftColumns, data: SftDataConfig) -> SftRow | Problem:
     """Check a row. Returns: the row, or its first problem."""
-    if record.get(IMAGES):
-        what = f"row {number} of {place}: column {IMAGES} holds images, and fine-tuning reads text only"
+    if column := image_column(record):
+        what = f"row {number} of {place}: column {column} holds images, and fine-tuning reads text only"
         return Problem(what, fix="leave the row out, or rename the column to train on the text alone")
     field, column = "messages_column", columns.messages or ""
     try:
@@ -165,6 +170,12 @@ def row_of(record: Record, number: int, place: str, columns: SftColumns, data: S
         return SftRow(number=number, messages=messages, response=answer_of(value_at(record, columns.response)))
     except BadCell as error:
         return Problem(f"row {number} of {place}: column {column} {error}", field=f"data.{field}")
+
+
+def image_column(record: Record) -> str | None:
+    """Return the column that holds a row's images. A text in ``image`` may be anything, such as a link that is not used."""
+    held = (name for name in IMAGES if record.get(name) and (name == IMAGES[0] or not isinstance(record[name], str)))
+    return next(held, None)
 
 
 def _conversation(record: Record, number: int, column: str, data: SftDataConfig) -> SftRow:

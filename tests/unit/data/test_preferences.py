@@ -11,8 +11,9 @@ import pytest
 
 from posttrain.config.tune import TuneConfig
 from posttrain.data.preference_batches import mismatched, preference_batch
-from posttrain.data.preference_rows import PreferenceRow, check_preference_files, read_preference_rows
+from posttrain.data.preference_rows import PROMPT, PreferenceRow, check_preference_files, read_preference_rows
 from posttrain.data.preferences import load_preferences
+from posttrain.data.unread_columns import unread_columns
 from posttrain.errors import DataError
 from posttrain.models.loading import load_tokenizer
 from posttrain.models.tiny import write_tiny_model
@@ -45,6 +46,28 @@ def read(path: Path, *rows: dict[str, Any], **how: Any) -> list[PreferenceRow]:
         ({"prompt": "2+2?", "chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, {}),  # as UltraFeedback
         ({"prompt": json.dumps([USER]), "chosen": json.dumps([RIGHT]), "rejected": json.dumps([WRONG])}, {}),  # csv
         ({"instruction": "2+2?", "chosen": "4", "rejected": "5"}, {}),  # ROLL
+        ({"input": "2+2?", "chosen": "4", "rejected": "5"}, {}),  # OpenRLHF
+        ({"prompt": USER, "chosen": RIGHT, "rejected": WRONG}, {}),
+        # LLaMA-Factory's ShareGPT form
+        (
+            {
+                "conversations": [{"from": "human", "value": "2+2?"}],
+                "chosen": {"from": "gpt", "value": "4"},
+                "rejected": {"from": "gpt", "value": "5"},
+            },
+            {},
+        ),
+        # Text parts, as OpenAI's interface has them
+        (
+            {
+                "prompt": [
+                    {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
+                ],
+                "chosen": [RIGHT],
+                "rejected": [WRONG],
+            },
+            {},
+        ),
         # Anthropic's transcripts, and its prompt in a column of its own
         ({"chosen": "\n\nHuman: 2+2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2+2?\n\nAssistant: 5"}, {}),
         ({"prompt": "\n\nHuman: 2+2?\n\nAssistant:", "chosen": " 4", "rejected": " 5"}, {}),
@@ -58,6 +81,43 @@ def test_forms_of_a_pair(tmp_path: Path, row: dict[str, Any], how: dict[str, Any
     (found,) = read(tmp_path, row, **how)
     assert found.prompt == [USER]
     assert found.completions == ([RIGHT], [WRONG])
+
+
+def test_answers_with_brackets_stay_texts(tmp_path: Path) -> None:
+    row = {"prompt": "[{1, 2}] is?", "chosen": '[{"a": 1}]', "rejected": "[{ broken"}
+    (found,) = read(tmp_path, row)
+    assert found.prompt == [{"role": "user", "content": "[{1, 2}] is?"}]
+    assert [side[0]["content"] for side in found.completions] == ['[{"a": 1}]', "[{ broken"]
+
+
+def test_a_system_column_is_the_system_message_of_whole_conversations_too(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    row = {"sys": "Be brief.", "chosen": [USER, RIGHT], "rejected": [USER, WRONG]}
+    (found,) = read(tmp_path, row, system_column="sys")
+    assert found.prompt == [system, USER]
+    with pytest.raises(DataError, match="is a second system message"):
+        read(tmp_path, row | {"chosen": [system, USER, RIGHT], "rejected": [system, USER, WRONG]}, system_column="sys")
+
+
+def test_single_conversations_with_a_label(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, {"messages": [USER, RIGHT], "label": True}, method="kto")
+    assert found.prompt == [USER] and found.completions == ([RIGHT],)
+
+
+@pytest.mark.parametrize(
+    ("row", "how", "unread"),
+    [
+        ({"system": "Be brief.", **PAIR}, {}, ["data.system_column=system"]),
+        ({"input": "2+2?", "instruction": "Add", "chosen": "4", "rejected": "5"}, {}, ["data.query_column=input"]),
+        ({"system": "Be brief.", **PAIR}, {"system_column": "system"}, []),
+        ({"input": "2+2?", "chosen": "4", "rejected": "5"}, {}, []),  # it is the prompt
+    ],
+)
+def test_columns_that_are_part_of_a_prompt_and_not_read(
+    tmp_path: Path, row: dict[str, Any], how: dict[str, Any], unread: list[str]
+) -> None:
+    found = list(unread_columns(config(tmp_path, row, **how).data, PROMPT))
+    assert len(found) == len(unread) and all(text in said for text, said in zip(unread, found, strict=True))
 
 
 def test_prompt_of_several_turns_is_what_both_sides_begin_with(tmp_path: Path) -> None:

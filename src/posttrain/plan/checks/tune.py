@@ -18,9 +18,6 @@ OF_TEXTS = (
     "train_on",
     "enable_thinking_column",
     "tokenize_workers",
-    "dataset_class_name",
-    "dataset_class_options",
-    "dataset_class_mask",
 )
 
 
@@ -45,10 +42,6 @@ def _method_problems(config: TuneConfig) -> Iterator[Problem]:
         what = "preferences are learned without teachers"
         fix = "learn from teachers on texts with posttrain sft, or leave distillation.teachers out"
         yield Problem(what, fix=fix, field="distillation.teachers")
-    if config.data.dataset_class_file is not None:
-        what = "preferences are read from the files, and data.dataset_class_file names a dataset of your own that would read them"
-        fix = "remove it, and write its rows to a file with columns prompt, chosen and rejected (docs/tune.md)"
-        yield Problem(what, fix=fix, field="data.dataset_class_file")
     if not method.is_known:
         if method.path is None:
             yield TUNE_METHODS.problem(method.name, "method.name")
@@ -96,9 +89,13 @@ def _data_warnings(config: TuneConfig) -> Iterator[str]:
     for name in OF_TEXTS:
         if getattr(data, name) != TuneDataConfig.model_fields[name].default:
             yield f"data.{name} has no effect: {method.name} reads prompts with their completions"
+    own = data.dataset_class_file is not None  # prompt_column and others: sft.warnings_of
+    for name in ("chosen_column", "rejected_column", "query_column", "system_column"):
+        if own and getattr(data, name) is not None:
+            yield f"data.{name} has no effect: a dataset class of your own reads the files"
     for name, read in (
-        ("chosen_column", not method.labelled or data.label_column is None),
-        ("rejected_column", not method.labelled or data.label_column is None),
+        ("chosen_column", own or not method.labelled or data.label_column is None),
+        ("rejected_column", own or not method.labelled or data.label_column is None),
         ("label_column", method.labelled),
         ("response_column", method.labelled),
         ("margin_column", "margins" in method.about.inputs),
