@@ -71,7 +71,7 @@ WRONG = [
     ("method.loss=robust method.label_smoothing=0.5", "which is not above 0"),
     (
         "data.dataset_class_file=own.py data.dataset_class_name=Own",
-        "preferences are read from the files, and data.dataset",
+        "there is no file own.py",
     ),
     ("model.path=nowhere/at/all", "there is no folder nowhere/at/all"),
 ]
