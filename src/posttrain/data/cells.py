@@ -13,7 +13,8 @@ from posttrain.errors import Problem, did_you_mean
 from posttrain.libraries import json_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}  # of ShareGPT's messages; other names are roles
+# Of ShareGPT's messages; other names are roles
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 # Of a chat message written as text, as JSON or as Python prints it
 _NAMED_ROLE = re.compile(r"""["'](role|from)["']\s*:""")
 

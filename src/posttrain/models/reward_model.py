@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from posttrain.config.model import ModelConfig
 from posttrain.config.reward import CLASSIFIERS, RewardModelConfig
 from posttrain.errors import ModelError, Problem
+from posttrain.libraries.weight_names import score_head_in
 from posttrain.models.loading import load_model_config, load_tokenizer
 from posttrain.models.value_head import load_value_model
 
@@ -27,7 +28,7 @@ def load_reward_model(
     Raises: ModelError when the folder holds no such model, or one with more than one label.
     """
     saved_as = getattr(load_model_config(config.path, config.trust_remote_code, field=FIELD), "architectures", None)
-    if not saved_as or not saved_as[0].endswith(CLASSIFIERS):
+    if not (saved_as and saved_as[0].endswith(CLASSIFIERS)) and score_head_in(config.path) is None:
         what = (
             f"the model at {config.path} is not a classifier ({saved_as[0] if saved_as else 'no architecture named'})"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -24,6 +25,7 @@ from transformers.utils import logging
 from posttrain.config.reward import CLASSIFIERS
 from posttrain.errors import ModelError, Problem
 from posttrain.libraries.git_lfs import without_git_lfs
+from posttrain.libraries.weight_names import score_head_in
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
@@ -43,8 +45,8 @@ def load_value_model(
 ) -> PreTrainedModel:
     """Load the model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
 
-    A causal language model gets a new head. A token classification model with one label keeps its own, and so does a
-    sequence classification model (a reward model) whose head has the same name.
+    A causal language model gets a new head. A token or sequence classification model with one label keeps its own, and so does
+    a checkpoint whose head has the name that another library gives it (libraries.weight_names).
 
     A new head is initialized with 0. Every value is then 0, a reasonable first guess: advantages start as plain returns instead
     of returns minus random numbers, the run does not depend on a random draw, and the body stays unchanged until the head has
@@ -68,26 +70,36 @@ def load_value_model(
     refuse_unsupported(config, path, field=field)
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     config.num_labels = 1
+    renamed = None
     try:
         with _quiet():
-            classifier = sequence_classifier if of_sequences else token_classifier
-            loaded: Any = classifier(config, path, field).from_pretrained(
+            kind = (sequence_classifier if of_sequences else token_classifier)(config, path, field)
+            saved_head, own_head = score_head_in(path), _name_in(kind)
+            if saved_head not in (None, own_head):
+                renamed = {f"^{re.escape(saved_head)}[.]": f"{own_head}."}
+            loaded: Any = kind.from_pretrained(
                 path,
                 config=config,
                 dtype=dtype,
                 attn_implementation=NAME,
                 output_loading_info=True,
+                key_mapping=renamed,
                 ignore_mismatched_sizes=True,  # reported below, like missing ones
             )
     except (OSError, ValueError, SafetensorError) as error:
         what = f"no model could be loaded from {path}: {first_line(error)}"
         raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
     model, report = loaded
+    if renamed:
+        # transformers would undo it where it saves the model; written checkpoints have the class's own name
+        model._weight_conversions = [
+            each for each in model._weight_conversions if own_head not in str(each.target_patterns)
+        ]
     head_name = next(name for name in HEADS if hasattr(model, name))
     head: nn.Linear = getattr(model, head_name)
     missing, resized = set(report["missing_keys"]), {name for name, *_ in report["mismatched_keys"]}
     head_weights = {f"{head_name}.{name}" for name, _ in head.named_parameters()}
-    if resized & head_weights or (saved_as.endswith(CLASSIFIERS) and f"{head_name}.weight" in missing):
+    if resized & head_weights or (f"{head_name}.weight" in missing and (saved_as.endswith(CLASSIFIERS) or saved_head)):
         what = f"the classification head of the model at {path} does not have exactly one label"
         fix = "use one that was trained with num_labels=1, or a causal language model, which gets a new head"
         raise ModelError(Problem(what, fix=fix, field=field))
@@ -106,6 +118,12 @@ def load_value_model(
     model.to(torch.device(device))
     head.float()
     return model.eval()
+
+
+def _name_in(kind: type[PreTrainedModel]) -> str:
+    """Return the head's name in transformers' classes: those built from its generic parts share one."""
+    generic = issubclass(kind, (GenericForSequenceClassification, GenericForTokenClassification))
+    return HEADS[0] if generic else HEADS[1]
 
 
 def write_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

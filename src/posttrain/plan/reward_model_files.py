@@ -8,6 +8,7 @@ from pathlib import Path
 
 from posttrain.config.reward import CLASSIFIERS, RewardModelConfig
 from posttrain.errors import Problem
+from posttrain.libraries.weight_names import score_head_in
 
 FIELD = "reward.model.path"
 
@@ -19,7 +20,7 @@ def head_problems(model: RewardModelConfig) -> Iterator[Problem]:
     except (OSError, ValueError):
         return
     named = saved.get("architectures") if isinstance(saved, dict) else None
-    if named and not str(named[0]).endswith(CLASSIFIERS):
+    if named and not str(named[0]).endswith(CLASSIFIERS) and score_head_in(model.path) is None:
         what = f"the model at {model.path} is not a classifier ({named[0]}), so it has no head to score with"
         fix = "train one with posttrain tune method.name=reward_model, or name a classifier with one label"
         yield Problem(what, fix=fix, field=FIELD)
