@@ -63,8 +63,9 @@ def _standard(message: Message) -> Message:
     parts = message.get("content")
     if not isinstance(parts, list) or not parts:
         return message
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+    found = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(parts):
         return message
     return {**message, "content": "".join(texts)}
 
