@@ -50,7 +50,7 @@ def run_demo(folder: Path, seed: int, steps: int, gguf: str | None = None) -> No
 
     # The code below imports torch, so prepare() must set the environment first.
     if gguf is not None:
-        from posttrain.models.gguf_file import check_kind
+        from posttrain.models.gguf_kinds import check_kind
 
         check_kind(gguf)
     from posttrain.build.train import train_run

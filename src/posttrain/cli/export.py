@@ -31,8 +31,8 @@ def export(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Also write NAME-KIND.gguf there, for llama.cpp: f16, bf16, f32, q8_0, q5_1, q4_1, q4_0; and of an adapter, "
-            "NAME-lora.gguf.",
+            help="Also write NAME-KIND.gguf there, for llama.cpp: f16, bf16, f32, q8_0, q6_k, q5_k_m, q5_1, q5_0, q4_k_m, q4_1, "
+            "q4_0; and of an adapter, NAME-lora.gguf.",
         ),
     ] = None,
     push: Annotated[
@@ -50,7 +50,7 @@ def export(
     if push is not None:
         check_repository(push)
     if gguf is not None:
-        from posttrain.models.gguf_file import check_kind
+        from posttrain.models.gguf_kinds import check_kind
 
         check_kind(gguf)
         if role == "critic":
@@ -62,8 +62,9 @@ def export(
 
         written = write_gguf(out, named(out, gguf), gguf)
         typer.echo(
-            f"wrote {written.path}: {written.tensors} tensors, read back equal to the model's; {written.rounded} of them rounded "
-            f"to {gguf}, by at most {written.largest_error:.2g} of a tensor's largest weight"
+            f"wrote {written.path}: {written.tensors} tensors, read back as they were written "
+            f"({', '.join(f'{count} {kind}' for kind, count in written.kinds.items())}); rounded by at most "
+            f"{written.largest_error:.2g} of a tensor's largest weight"
         )
         from posttrain.models.gguf_adapter import adapter_of, write_adapter_gguf
 

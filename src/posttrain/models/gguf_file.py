@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,43 +18,26 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from posttrain.errors import ModelError, Problem
+from posttrain.models.gguf_kinds import KINDS, check_kind, kind_of, rounded
 from posttrain.models.gguf_layout import Layout
 from posttrain.models.gguf_settings import check_family, head_dim, write_settings
 from posttrain.models.gguf_tokenizer import write_tokenizer
 from posttrain.models.loading import load_model_config
 
-# Kinds of weights that the package gguf can write, by the name that users give.
-KINDS = {
-    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
-    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
-    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
-    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
-    "q5_1": (gguf.GGMLQuantizationType.Q5_1, gguf.LlamaFileType.MOSTLY_Q5_1),
-    "q4_1": (gguf.GGMLQuantizationType.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
-    "q4_0": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
-}
+# A tensor's kind, and the SHA-256 of its bytes.
+Stored = tuple[gguf.GGMLQuantizationType, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A GGUF file that was read back: every tensor is the model's, rounded to the file's kind of weights."""
+    """A GGUF file that was read back: every tensor is the model's, rounded to its kind of weights."""
 
     path: Path
     tensors: int
-    rounded: int  # of them, in the kind that was requested; norms, biases and odd sizes are kept more precisely
+    kinds: Mapping[
+        str, int
+    ]  # how many tensors there are of each kind: norms, biases and odd sizes are kept more precisely
     largest_error: float  # |read back - model's| / largest |model's| of the tensor, over all tensors
-
-
-def check_kind(kind: str) -> None:
-    """Raises: ModelError for a kind of weights that cannot be written here."""
-    if kind in KINDS:
-        return
-    what = f"there is no kind of GGUF weights called {kind!r} (known: {', '.join(KINDS)})"
-    fix = "choose q8_0 or f16"
-    if kind.lower().startswith(("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq")):
-        what = f"{kind} is written by llama.cpp alone: the package gguf reads such weights and writes none"
-        fix = f"export f16 here, then: llama-quantize MODEL-f16.gguf MODEL-{kind}.gguf {kind}"
-    raise ModelError(Problem(what, fix=fix, field="--gguf"))
 
 
 def write_gguf(folder: Path, out: Path, kind: str) -> Written:
@@ -64,22 +49,24 @@ def write_gguf(folder: Path, out: Path, kind: str) -> Written:
     config = load_model_config(str(folder))
     check_family(config)
     layout = Layout(config)
-    quantization, file_type = KINDS[kind]
+    mix = KINDS[kind]
     beside = out.with_name(f".{out.name}.partial")
     writer = gguf.GGUFWriter(beside, gguf.MODEL_ARCH_NAMES[layout.family.architecture])
     write_settings(writer, config)
-    writer.add_file_type(file_type)
+    writer.add_file_type(mix.file)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     write_tokenizer(writer, AutoTokenizer.from_pretrained(folder), config.vocab_size, name=out.stem)
+    stored: dict[str, Stored] = {}
     for name, tensor in _tensors(folder, config, layout):
-        chosen = _kind_of(tensor, quantization)
-        data = gguf.quantize(tensor.numpy(), chosen)
+        chosen = kind_of(name, tensor, mix, config)
+        data = rounded(tensor, chosen)
         writer.add_tensor(name, data, raw_dtype=chosen)
+        stored[name] = chosen, _digest(data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    written = _compared(beside, out, dict(_tensors(folder, config, layout)), quantization)
+    written = _compared(beside, out, _tensors(folder, config, layout), stored)
     beside.replace(out)
     return written
 
@@ -117,32 +104,28 @@ def rope_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
     return (1 / ((1 - mixed) / factor + mixed)).float()
 
 
-def _kind_of(tensor: Tensor, wanted: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
-    """Vectors stay float32, and rows that are no whole number of blocks float16."""
-    if tensor.dim() == 1:
-        return gguf.GGMLQuantizationType.F32
-    block, _ = gguf.GGML_QUANT_SIZES[wanted]
-    return wanted if tensor.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
-
-
-def _compared(file: Path, out: Path, expected: Mapping[str, Tensor], wanted: gguf.GGMLQuantizationType) -> Written:
-    """Read the file with gguf's reader. Raises: ModelError when a tensor is missing or is not the model's, rounded."""
+def _compared(file: Path, out: Path, expected: Iterable[tuple[str, Tensor]], stored: Mapping[str, Stored]) -> Written:
+    """Read the file with gguf's reader. Raises: ModelError when a tensor is missing, or its bytes are not those written."""
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
-    if found.keys() != expected.keys():
+    if found.keys() != stored.keys():
         raise ModelError(
-            Problem(f"{file} holds other tensors than the model: {sorted(found.keys() ^ expected.keys())[:3]}")
+            Problem(f"{file} holds other tensors than the model: {sorted(found.keys() ^ stored.keys())[:3]}")
         )
-    largest, rounded = 0.0, 0
-    for name, tensor in expected.items():
-        kind = _kind_of(tensor, wanted)
-        rounded += kind == wanted
-        there = gguf.dequantize(found[name].data, found[name].tensor_type).reshape(tensor.shape)
-        if not np.array_equal(there, gguf.dequantize(gguf.quantize(tensor.numpy(), kind), kind)):
+    largest = 0.0
+    for name, tensor in expected:
+        there = found[name]
+        if (there.tensor_type, _digest(there.data)) != stored[name]:
             raise ModelError(
                 Problem(f"{name} in {file} reads otherwise than it was written", fix="look after that disk")
             )
-        largest = max(largest, float(np.abs(there - tensor.numpy()).max() / (tensor.abs().max() or 1.0)))
-    return Written(path=out, tensors=len(expected), rounded=rounded, largest_error=largest)
+        values = gguf.dequantize(there.data, there.tensor_type).reshape(tensor.shape)
+        largest = max(largest, float(np.abs(values - tensor.numpy()).max() / (tensor.abs().max() or 1.0)))
+    counts = Counter(kind.name for kind, _ in stored.values())
+    return Written(path=out, tensors=len(stored), kinds=dict(counts.most_common()), largest_error=largest)
+
+
+def _digest(data: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(data).tobytes()).digest()
 
 
 def named(folder: Path, kind: str) -> Path:

@@ -25,7 +25,14 @@ from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError, Problem
 from posttrain.models.loading import expanded, first_line
 from posttrain.models.quantized import FILE as BASE_QUANTIZATION
-from posttrain.models.quantized import plain_state, plain_weight, quantize_base, settings_of, weight_count
+from posttrain.models.quantized import (
+    plain_state,
+    plain_weight,
+    quantize_base,
+    settings_of,
+    weight_count,
+    without_kernel_notice,
+)
 from posttrain.models.vision import vision_parts
 from posttrain.registry import missing_library
 
@@ -343,7 +350,8 @@ def read_config(peft: Any, folder: str, field: str) -> Any:
 
 def peft_library(field: str) -> Any:
     try:
-        import peft
+        with without_kernel_notice():
+            import peft
     except ModuleNotFoundError as error:
         if error.name != "peft":
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,17 +156,25 @@ def _linear_layers(model: PreTrainedModel, head: str | None) -> Iterator[tuple[s
             yield name, module
 
 
-def _bitsandbytes(field: str) -> Any:
-    # It reports a missing optional kernel by a warning at import, which says nothing about the results.
+@contextmanager
+def without_kernel_notice() -> Iterator[None]:
+    """Import bitsandbytes, or peft, which imports it, without its warning on CPUs with AVX-512 that an optional kernel of the hub
+    (gemm_4bit_forward) was not loaded: no result depends on it, and ``quantize_base`` never uses it."""
     logger = logging.getLogger("bitsandbytes")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        import bitsandbytes
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _bitsandbytes(field: str) -> Any:
+    try:
+        with without_kernel_notice():
+            import bitsandbytes
     except ModuleNotFoundError as error:
         if error.name != "bitsandbytes":
             raise
         raise MissingDependency(missing_library("bitsandbytes", field)) from error
-    finally:
-        logger.setLevel(before)
     return bitsandbytes

@@ -134,7 +134,7 @@ def test_what_cannot_be_pushed_is_said_before_anything_is_written(
     for name, message in (("sums", "is not a repository of the hub"), ("me/sums", "HF_HUB_OFFLINE is set")):
         done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--push", name])
         assert isinstance(done.exception, ModelError) and message in str(done.exception)
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--gguf", "q4_k_m"])
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--gguf", "q4_k_s"])
     assert isinstance(done.exception, ModelError) and "llama.cpp alone" in str(done.exception)
     assert not (tmp_path / "out").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -130,3 +131,12 @@ def test_without_the_library(served_model: Path, monkeypatch: pytest.MonkeyPatch
     model = load_causal_lm(str(served_model), dtype=torch.float32)
     with pytest.raises(MissingDependency, match=r"needed by policy.lora\).*posttrain\[qlora\]"):
         lora.add_adapter(model, NF4)
+
+
+def test_only_the_warning_of_the_import_is_silenced(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    with quantized.without_kernel_notice():
+        logger.warning("Failed to load CPU gemm_4bit_forward")
+        logger.error("broken")
+    logger.warning("later")
+    assert [record.message for record in caplog.records] == ["broken", "later"]
