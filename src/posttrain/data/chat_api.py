@@ -14,12 +14,14 @@ from posttrain.libraries import json_text
 HARMLESS = {
     "model", "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "n", "max_tokens", "max_completion_tokens",
     "temperature", "top_p", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "user", "metadata", "store",
-    "service_tier", "safety_identifier", "prompt_cache_key",
+    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 }  # fmt: skip
 # Parameters that would change the response, unless they have this value.
 NEUTRAL = {
     "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "echo": False, "best_of": 1, "suffix": None, "seed": None,
-    "response_format": {"type": "text"},
+    "response_format": {"type": "text"}, "modalities": ["text"], "audio": None, "prediction": None, "web_search_options": None,
+    "functions": None, "function_call": None, "reasoning_effort": None, "verbosity": "medium", "min_p": 0,
+    "repetition_penalty": 1,
 }  # fmt: skip
 
 

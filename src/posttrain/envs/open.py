@@ -22,10 +22,10 @@ def outside(
     """Programs outside the run play its episodes: docs/open-run.md.
 
     Args: host and port to listen at (0: a free port); token_file, with the bearer token that clients must send (null: one is
-        drawn and written to endpoint_token in the run folder); any_sampling ignores temperature, top_p and seed of requests;
-        conversation_timeout_s, after which a conversation without request and reward has failed; group_timeout_s, after which
-        the episodes that a begun group still lacks have failed; wait_s, for which a new conversation waits while the run
-        trains or is full.
+        drawn and written to endpoint_token in the run folder); any_sampling ignores temperature, top_p, top_k, min_p and seed
+        of requests; conversation_timeout_s, after which a conversation without request and reward has failed;
+        group_timeout_s, after which the episodes that a begun group still lacks have failed; wait_s, for which a new
+        conversation waits while the run trains or is full.
     Raises: ConfigError, always: the run itself hosts these episodes.
     """
     what = "the environment open is played by programs outside, for a whole run of posttrain train"

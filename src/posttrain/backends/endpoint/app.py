@@ -94,6 +94,7 @@ class Endpoint:
             routes=[
                 Route("/health", self.health),
                 Route("/v1/models", self.models),
+                Route("/v1/models/{name:path}", self.one_model),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/responses", self.responses, methods=["POST"]),
@@ -114,8 +115,19 @@ class Endpoint:
     async def models(self, http: HttpRequest) -> Response:
         if refusal := self.refusal(http):
             return refusal
-        model = {"id": self._plan.model, "object": "model", "created": 0, "owned_by": "posttrain"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def one_model(self, http: HttpRequest) -> Response:
+        if refusal := self.refusal(http):
+            return refusal
+        try:
+            check_model({"model": http.path_params["name"]}, self._plan.model)
+        except Refused as refused:
+            return _error(str(refused), refused.status)
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        return {"id": self._plan.model, "object": "model", "created": 0, "owned_by": "posttrain"}
 
     async def chat(self, http: HttpRequest) -> Response:
         return await self._answered(http, chat=True)

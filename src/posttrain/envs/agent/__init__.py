@@ -43,8 +43,8 @@ def agent(
         arguments, in a process of its own, and returns a reward, or {"reward": ..., "metrics": {...}}, or None to leave it to the
         run's reward terms; it may be a coroutine function. command, a program and its arguments, finds the address and the
         token in OPENAI_BASE_URL and OPENAI_API_KEY, reads the row with GET $POSTTRAIN_URL/episode, which includes ``options``,
-        and sends its reward with POST $POSTTRAIN_URL/result. any_sampling ignores temperature, top_p and seed of its requests:
-        the run determines the sampling.
+        and sends its reward with POST $POSTTRAIN_URL/result. any_sampling ignores temperature, top_p, top_k, min_p and seed
+        of its requests: the run determines the sampling.
     Raises: ConfigError unless exactly one of function and command is given.
     """
     if (function is None) == (command is None):

@@ -38,6 +38,7 @@ from posttrain.libraries import json_text
 from posttrain.records.trajectories import Trajectory, Unfinished
 
 MODEL = "policy"  # the only name that requests may give
+SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")  # parameters of a distribution, which is the run's
 LARGEST_BODY = 16 << 20  # bytes
 LOOK_S = 0.1  # between two checks that a client is still connected
 READ_S = 60.0  # time limit for reading the body of a request
@@ -177,9 +178,10 @@ def read(body: Any, *, any_sampling: bool, gives_logprobs: bool = False) -> Turn
     """Parse the body of a request. Raises: Refused with all problems."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
-    considered = {name: value for name, value in body.items() if not (any_sampling and name == "seed")}
+    skipped = {*SAMPLED_BY, *(("seed",) if any_sampling else ())}
+    considered = {name: value for name, value in body.items() if name not in skipped}
     problems = [*word_problems(considered), *tool_problems(body)]
-    for name in () if any_sampling else ("temperature", "top_p"):
+    for name in () if any_sampling else SAMPLED_BY:
         if body.get(name) is not None:
             problems.append(
                 f"{name} is set by the run; omit it, or have it ignored (environment.settings.any_sampling=true)"
@@ -246,7 +248,7 @@ class AgentHandler(BaseHTTPRequestHandler):
         self._answer(self._posts())
 
     def _gets(self) -> Mapping[str, Callable[[], Any]]:
-        return {"/episode": self._listener.episode_body, "/v1/models": models}
+        return {"/episode": self._listener.episode_body, **model_routes()}
 
     def _posts(self) -> Mapping[str, Callable[[], Any]]:
         return {"/v1/chat/completions": self._turn, "/result": self._result}
@@ -338,6 +340,7 @@ class AgentHandler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def models() -> dict[str, Any]:
+def model_routes() -> dict[str, Callable[[], Any]]:
+    """Return the paths that list the one model and describe it."""
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "posttrain"}
-    return {"object": "list", "data": [model]}
+    return {"/v1/models": lambda: {"object": "list", "data": [model]}, f"/v1/models/{MODEL}": lambda: model}

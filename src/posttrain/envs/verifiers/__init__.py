@@ -41,8 +41,8 @@ def verifiers(
 
     Args: env, the id of an installed environment, or a file or folder with ``load_environment``; python, the program that has
         verifiers (0.1.9 to 0.3) and that environment, by default $POSTTRAIN_VERIFIERS_PYTHON; options, keyword arguments of
-        ``load_environment``; any_sampling, ignore temperature, top_p and seed in the environment's requests: the run
-        determines the sampling.
+        ``load_environment``; any_sampling, ignore temperature, top_p, top_k, min_p and seed in the environment's requests: the
+        run determines the sampling.
     Raises: ConfigError without a python.
     """
     python = python or os.environ.get(PYTHON)

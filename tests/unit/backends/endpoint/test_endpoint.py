@@ -195,7 +195,10 @@ def test_what_is_refused(tiny_llama: Path) -> None:
         assert refused(chat, {"messages": [user("a")]}) == (400, "no room for it")  # 8 tokens, the most by default
         assert refused(chat, {"messages": [user("a")], "max_tokens": 5}) == (502, "the sampler failed: no server")
         assert place.chat(user("a"))["choices"][0]["message"]["content"] == "after"
-        assert place.ask("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert place.ask("/v1/models").json()["data"] == [place.ask("/v1/models/tiny").json()]
+        assert place.ask("/v1/models/tiny").json()["id"] == "tiny"
+        assert refused("/v1/models/other") == (404, 'there is no model "other"; this endpoint has tiny')
+        assert refused("/v1/models/tiny", Authorization="")[0] == 401
         assert place.ask("/health", Authorization="").json() == {"ok": True}
 
 

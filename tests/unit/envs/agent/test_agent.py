@@ -314,6 +314,10 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
         ({"messages": ASKED, "max_tokens": 0.5}, "max_tokens is 0.5"),
         ({"messages": ASKED, "tools": [1]}, "tools must be a list of functions"),
         ({"messages": ASKED, "seed": 3}, "seed=3 is not supported"),
+        ({"messages": ASKED, "top_k": 5}, "top_k is set by the run; omit it"),
+        ({"messages": ASKED, "reasoning_effort": "low"}, 'reasoning_effort="low" is not supported'),
+        ({"messages": ASKED, "modalities": ["text", "audio"]}, "modalities=.* is not supported"),
+        ({"messages": ASKED, "functions": [{"name": "f"}]}, "functions=.* is not supported"),
         ({"messages": ASKED, "best": 3}, "best is not known"),
     ],
 )
@@ -323,8 +327,16 @@ def test_what_agents_cannot_ask_for(body: Any, problem: str) -> None:
 
 
 def test_sampling_can_be_let_pass() -> None:
-    asked = read({"messages": ASKED, "temperature": 0.5, "top_p": 0.9, "seed": 3, "max_tokens": 7}, any_sampling=True)
+    ignored = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3}
+    asked = read({"messages": ASKED, **ignored, "max_tokens": 7}, any_sampling=True)
     assert asked.max_tokens == 7
+
+
+def test_parameters_without_an_effect_pass() -> None:
+    """Clients write out parameters that say what holds anyway."""
+    usual = {"modalities": ["text"], "verbosity": "medium", "repetition_penalty": 1.0, "prompt_cache_retention": "24h"}
+    nothing = dict.fromkeys(("reasoning_effort", "prediction", "audio", "functions", "function_call", "top_k"))
+    assert list(read({"messages": ASKED, **usual, **nothing}, any_sampling=False).messages) == ASKED
 
 
 def test_the_address_is_for_those_who_know_the_token() -> None:
@@ -345,6 +357,8 @@ def test_the_address_is_for_those_who_know_the_token() -> None:
         assert status("/episode", "guess")[0] == status("/v1/chat/completions", "", b"{}")[0] == 401
         assert json.loads(status("/episode", listener.token)[1])["messages"] == ASKED
         assert json.loads(status("/v1/models", listener.token)[1])["data"][0]["id"] == "policy"
+        assert json.loads(status("/v1/models/policy", listener.token)[1])["object"] == "model"
+        assert status("/v1/models/other", listener.token)[0] == 404
         assert status("/v1/completions", listener.token, b"{}")[0] == 404
         assert status("/v1/chat/completions", listener.token, b"{")[1].startswith("the body is not JSON")
         other = json.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "a"}]}).encode()

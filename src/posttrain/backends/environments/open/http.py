@@ -24,7 +24,7 @@ from posttrain.envs.agent.listener import (
     TurnAnswer,
     TurnRequest,
     completion,
-    models,
+    model_routes,
     new_name,
     read,
 )
@@ -95,7 +95,7 @@ class _Handler(AgentHandler):
         path = self.path.partition("?")[0]
         name = path.removeprefix("/conversations/")
         ours = {path: lambda: described(self._open.host.found(name))} if name != path else {}
-        return {"/v1/models": models, **ours}
+        return {**model_routes(), **ours}
 
     def _posts(self) -> Mapping[str, Callable[[], Any]]:
         return {
