@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from adapters import adapted
 from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError
 from posttrain.models import lora
@@ -22,18 +23,6 @@ from posttrain.models.packed_attention import packed_layout
 peft = pytest.importorskip("peft")
 
 QV = LoraConfig(rank=2, alpha=3.0, target_modules=["q_proj", "v_proj"])
-
-
-def adapted(folder: Path, config: LoraConfig = QV, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model with an adapter that does something: B is not 0."""
-    model = load_causal_lm(str(folder), dtype=dtype)
-    lora.add_adapter(model, config, seed=3)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    return model
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -60,7 +49,7 @@ def test_new_adapter_changes_nothing_and_is_all_that_is_trained(tiny_qwen: Path)
 
 
 def test_effective_weight_is_base_plus_scaled_product(tiny_qwen: Path) -> None:
-    model = adapted(tiny_qwen)
+    model = adapted(tiny_qwen, QV)
     layer = model.model.layers[0].self_attn.q_proj
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     by_hand = layer.base_layer.weight + 1.5 * b @ a  # alpha / rank = 3 / 2
@@ -74,7 +63,7 @@ def test_effective_weight_is_base_plus_scaled_product(tiny_qwen: Path) -> None:
 
 
 def test_bfloat16_sum_is_rounded_once(tiny_qwen: Path) -> None:
-    layer = adapted(tiny_qwen, dtype=torch.bfloat16).model.layers[0].self_attn.q_proj
+    layer = adapted(tiny_qwen, QV, torch.bfloat16).model.layers[0].self_attn.q_proj
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     assert a.dtype == torch.bfloat16
     exact = (layer.base_layer.weight.double() + 1.5 * b.double() @ a.double()).detach()
@@ -98,7 +87,7 @@ def test_merged_weights_are_those_of_a_plain_model(tiny_qwen: Path) -> None:
 
 
 def test_without_its_adapter_the_model_is_the_base(tiny_qwen: Path) -> None:
-    model, plain = adapted(tiny_qwen), load_causal_lm(str(tiny_qwen), dtype=torch.float32)
+    model, plain = adapted(tiny_qwen, QV), load_causal_lm(str(tiny_qwen), dtype=torch.float32)
     with_adapter = logits(model)
     with lora.adapter_off(model):
         assert torch.equal(logits(model), logits(plain))
@@ -149,7 +138,7 @@ def test_random_start_depends_on_the_seed_alone(tiny_qwen: Path) -> None:
 
 @pytest.fixture
 def saved(tiny_qwen: Path, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
-    model, folder = adapted(tiny_qwen), tmp_path / "adapter"
+    model, folder = adapted(tiny_qwen, QV), tmp_path / "adapter"
     folder.mkdir()
     lora.write_adapter(model, trained(model), folder, head=None)
     AutoTokenizer.from_pretrained(tiny_qwen).save_pretrained(folder)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
+from adapters import adapted
 from posttrain.config.lora import LoraConfig
 from posttrain.errors import MissingDependency, ModelError
 from posttrain.models import lora, quantized
@@ -24,18 +25,6 @@ from posttrain.models.packed_attention import packed_layout
 NF4 = LoraConfig(rank=2, alpha=3.0, quantize="nf4", target_modules=["q_proj", "down_proj"])
 
 
-def rounded(folder: Path, dtype: torch.dtype = torch.float32, config: LoraConfig = NF4) -> PreTrainedModel:
-    """A model in 4 bits with an adapter that does something: B is not 0."""
-    model = load_causal_lm(str(folder), dtype=dtype)
-    lora.add_adapter(model, config, seed=3)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    return model
-
-
 def logits(model: nn.Module) -> Tensor:
     ids, positions = torch.arange(40, 52)[None], torch.arange(12)[None]
     found: Tensor = model(input_ids=ids, position_ids=positions, attention_layout=packed_layout([12])).logits[0]
@@ -45,7 +34,7 @@ def logits(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_linear_layers_are_rounded_and_nothing_else(served_model: Path, kind: str) -> None:
     plain = load_causal_lm(str(served_model), dtype=torch.float32)
-    model = rounded(served_model, config=NF4.model_copy(update={"quantize": kind, "quantize_scales": False}))
+    model = adapted(served_model, NF4.model_copy(update={"quantize": kind, "quantize_scales": False}))
     state = quantized.plain_state(model, model.state_dict())
     for name, weight in plain.state_dict().items():
         found = state.get(name, state.get(name.replace(".weight", ".base_layer.weight")))
@@ -64,7 +53,7 @@ def test_linear_layers_are_rounded_and_nothing_else(served_model: Path, kind: st
 
 
 def test_sampler_trainer_and_export_have_the_same_weights(served_model: Path, tmp_path: Path) -> None:
-    model = rounded(served_model)
+    model = adapted(served_model, NF4)
     wanted = logits(model).detach()
     plain = load_causal_lm(str(served_model), dtype=torch.float32)
     assert (logits(plain) - wanted).abs().max() > 0.01
@@ -89,7 +78,7 @@ def test_sampler_trainer_and_export_have_the_same_weights(served_model: Path, tm
 
 
 def test_only_the_adapter_gets_gradients_and_off_it_is_the_rounded_base(served_model: Path) -> None:
-    model = rounded(served_model, torch.bfloat16)
+    model = adapted(served_model, NF4, torch.bfloat16)
     logits(model).float().square().mean().backward()
     with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
     assert with_gradient and all("lora_" in name for name in with_gradient)
