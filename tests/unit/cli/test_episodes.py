@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from posttrain.cli.app import main
 from posttrain.loops import episodes
 
 Run = Callable[..., tuple[int, str, str]]
@@ -45,24 +43,11 @@ class Echo:
 
 
 @pytest.fixture
-def posttrain(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_llama: Path
-) -> Run:
-    monkeypatch.chdir(tmp_path)
-    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
-        monkeypatch.setenv(name, "1")
+def posttrain(command: Run, tmp_path: Path, tiny_llama: Path) -> Run:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "6*7?", "answer": "42"}\n')
     (tmp_path / "world.py").write_text(WORLD)
     (tmp_path / "run.yaml").write_text(RUN.format(model=tiny_llama))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["posttrain", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run
+    return command
 
 
 def results(folder: Path) -> dict[str, dict[str, float]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from posttrain.cli.app import main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -39,25 +36,11 @@ class Echo:
 
 
 @pytest.fixture
-def posttrain(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_llama: Path
-) -> Run:
-    monkeypatch.chdir(tmp_path)
-    for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"):
-        monkeypatch.setenv(name, "1")
+def posttrain(command: Run, tmp_path: Path, tiny_llama: Path) -> Run:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "6*7?", "answer": "42"}\n')
     (tmp_path / "world.py").write_text(WORLD)
     (tmp_path / "run.yaml").write_text(RUN.format(model=tiny_llama))
-
-    def run(*arguments: str, typed: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["posttrain", "play", "run.yaml", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run
+    return partial(command, "play", "run.yaml")
 
 
 GENERATED = ("data.train_files=[]", "environment.train_episodes=4")
