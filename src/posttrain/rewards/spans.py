@@ -35,9 +35,9 @@ def braced(text: str, start: int, *, skip_quoted: bool = False) -> tuple[str, in
     return None
 
 
-def last_boxed(text: str, *, skip_quoted: bool = False) -> str | None:
+def last_boxed(text: str, *, skip_quoted: bool = False, command: str = r"\boxed") -> str | None:
     r"""Return the content of the last \boxed{…}; None when there is none or its braces do not match."""
-    start = text.rfind(r"\boxed{")
+    start = text.rfind(command + "{")
     found = braced(text, start, skip_quoted=skip_quoted) if start >= 0 else None
     return found[0] if found else None
 

@@ -69,6 +69,20 @@ def test_a_rule_says_which_answer_it_found(name, options, truth, response, answe
     assert REWARDS.get(name)(**options)(prompt(truth), response)["pred"] == answer
 
 
+@pytest.mark.parametrize(
+    ("truth", "response", "score"),
+    [
+        ("3/4", "So \\fbox{\\frac{3}{4}}", 1.0),
+        ("3/4", "\\boxed{\\frac{3}{4}} or \\fbox{5}", 1.0),  # a \\boxed comes first
+        ("\\boxed{3}", "The answer is \\boxed{3}.", 1.0),
+        ("$\\boxed{3}$", "The answer is 3.", 1.0),
+        ("\\boxed{3}", "The answer is \\boxed{4}.", 0.0),
+    ],
+)
+def test_boxes_of_prime_math(truth: str, response: str, score: float) -> None:
+    assert scored(REWARDS.get("prime_math")()(prompt(truth), response)) == score
+
+
 @pytest.mark.parametrize("truth", [None, " ", ["12"], "Paris"])
 def test_exact_match_does_not_score_against_what_nothing_could_match(truth):
     with pytest.raises(ValueError, match="the ground truth"):

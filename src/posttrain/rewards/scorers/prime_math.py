@@ -27,6 +27,7 @@ def prime_math() -> RewardFn:
 def _score(prompt: Prompt, response: str) -> dict[str, object]:
     """Raises: ValueError when the reference is neither a text nor a number."""
     reference = reference_text(prompt.ground_truth, "prime_math")
+    reference = _boxed(reference) or reference  # some datasets give the solution's box
     answer = extract(response)
     right = same_by_form(answer, reference) or same_by_value(answer, reference)
     return {"score": float(right), "pred": answer}
@@ -34,20 +35,25 @@ def _score(prompt: Prompt, response: str) -> dict[str, object]:
 
 def extract(response: str) -> str:
     r"""Narrow a response to its answer: the text after the last "answer:", "answer is" or "answers are"; in it, the text before
-    the last "is the answer" or the like; in it, the last \boxed{…}; then the text before its last ". "; then the text after
-    the last "be ", "is ", "are ", "=", ": " or "get ". Each rule applies where its words occur."""
+    the last "is the answer" or the like; in it, the last \boxed{…}, or else \fbox{…}; then the text before its last ". "; then
+    the text after the last "be ", "is ", "are ", "=", ": " or "get ". Each rule applies where its words occur."""
     text = response
     for words in _BEFORE:
         text = _after(text, words)
     for words in _BEHIND:
         place = _last(text, words)
         text = text if place < 0 else text[:place].strip()
-    box = last_boxed(text)
+    box = _boxed(text)
     text = text if box is None else box
     text = text.rpartition(". ")[0] or text
     for words in _LAST_WORDS:
         text = _after(text, words)
     return text.strip().rstrip(".")
+
+
+def _boxed(text: str) -> str | None:
+    box = last_boxed(text)
+    return last_boxed(text, command=r"\fbox") if box is None else box
 
 
 def _after(text: str, words: str) -> str:
