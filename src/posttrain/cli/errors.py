@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posttrain.errors import PosttrainError, RequestError, RunStopped
-from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
+from posttrain.libraries.disk_errors import NO_PLACE, described, disk_error
 from posttrain.run.early_stop import AT_ONCE, StoppedEarly, heard
 
 if TYPE_CHECKING:
@@ -30,13 +30,12 @@ def run_guarded(command: Callable[[], object]) -> int:
     except PosttrainError as error:
         print(error_text(error, width=terminal_width()), file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        if not is_of_a_disk(error):
+    except Exception as error:  # noqa: BLE001  # the boundary: every error that arrives here is reported
+        found = disk_error(error)
+        if found is None:
             return report_bug()
-        print(_wrap(f"posttrain: {described(error)}", terminal_width()), file=sys.stderr)
-        return RequestError.exit_code if error.errno in NO_PLACE else RunStopped.exit_code
-    except Exception:  # noqa: BLE001  # the boundary: every error that arrives here is reported
-        return report_bug()
+        print(_wrap(f"posttrain: {described(found)}", terminal_width()), file=sys.stderr)
+        return RequestError.exit_code if found.errno in NO_PLACE else RunStopped.exit_code
     return 0
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +51,24 @@ def is_of_a_disk(error: OSError) -> bool:
     # Of a connection when it names no file, of a mount whose program has died when it does
     named = error.filename is not None or error.errno != errno.ENOTCONN
     return named and error.errno in NO_PLACE | NO_ROOM | BROKEN
+
+
+def disk_error(error: BaseException) -> OSError | None:
+    """The error of a disk or a path behind any exception; None when there is none.
+
+    shutil collects those of a folder without a number, and libraries written in Rust, such as safetensors and tokenizers, raise
+    exceptions of their own that end in ``(os error 28)``.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error if is_of_a_disk(error) else None
+    number = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
+    if number is None:
+        return None
+    code = int(number[1] or number[2])
+    found = OSError(code, os.strerror(code))
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        found.filename = error.args[0][0][1]
+    return found if is_of_a_disk(found) else None
 
 
 def described(error: OSError) -> str:

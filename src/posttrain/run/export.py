@@ -16,6 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from posttrain.errors import ModelError, Problem, RequestError
+from posttrain.libraries.disk_errors import disk_error
 from posttrain.libraries.folders import make_folder
 from posttrain.models.chunks import WEIGHT_CHUNKS, ChunkedTensors
 from posttrain.models.loading import auto_class, first_line, load_model_config
@@ -154,7 +155,10 @@ def _compare_logits(model: PreTrainedModel, folder: Path) -> None:
 
 @contextmanager
 def _written_beside(out: Path) -> Iterator[Path]:
-    """A path beside ``out`` that takes its place when all went well, and is removed when not."""
+    """A path beside ``out`` that takes its place when all went well, and is removed when not.
+
+    Raises: OSError that names a file where a disk fails, in whatever way a library reports it.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         fix = "name a folder that does not exist yet"
         raise RequestError(Problem(f"{out} exists and is not an empty folder", fix=fix))
@@ -163,9 +167,11 @@ def _written_beside(out: Path) -> Iterator[Path]:
     shutil.rmtree(beside, ignore_errors=True)
     try:
         yield beside
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise
+        if (found := disk_error(error)) is None:
+            raise
+        raise OSError(found.errno, found.strerror, found.filename or str(out)) from error
     if out.exists():
         out.rmdir()
     os.replace(beside, out)

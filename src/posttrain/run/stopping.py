@@ -96,8 +96,9 @@ class StopSignal:
         signal.setitimer(signal.ITIMER_REAL, self.grace_s)
         text = f"{self.name}: saving and stopping, in at most {self.grace_s:g} s; again to stop at once, unsaved\n"
         # A thread: the handler may have interrupted whoever holds the locks of the progress display.
-        self._telling = threading.Thread(target=_tell, args=(text,), daemon=True)
-        self._telling.start()
+        telling = threading.Thread(target=_tell, args=(text,), daemon=True)
+        telling.start()  # a second signal may come inside
+        self._telling = telling
 
     def _time_is_over(self, number: int, frame: FrameType | None) -> None:
         if not self._saving:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 
 import pytest
+from safetensors import SafetensorError
 
 from posttrain.cli.errors import error_text, run_guarded
 from posttrain.errors import ConfigError, Problem, RunInterrupted, RunStopped
@@ -82,3 +84,29 @@ def test_any_other_system_error_is_a_bug(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_success_is_zero() -> None:
     assert run_guarded(lambda: None) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), ""),
+        (Exception("No space left on device (os error 28)"), ""),  # of tokenizers
+        (shutil.Error([("a/b", "out/b", "[Errno 28] No space left on device: 'out/b'")]), "out/b: "),
+    ],
+)
+def test_a_disk_error_is_recognised_in_what_libraries_make_of_it(
+    error: Exception, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert run_guarded(fail) == RunStopped.exit_code
+    assert capsys.readouterr().err == f"posttrain: {text}No space left on device\n"
+
+
+def test_an_error_that_only_names_a_number_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise SafetensorError("header too large (os error 2)")
+
+    assert run_guarded(fail) == 1
+    assert "This is a bug" in capsys.readouterr().err

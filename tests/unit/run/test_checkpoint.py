@@ -231,6 +231,21 @@ def test_export_into_an_empty_folder_but_never_over_anything(checkpoints: Checkp
             export_checkpoint(checkpoints.folder, taken)
 
 
+def test_an_export_to_a_full_disk_names_the_file_and_leaves_nothing(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(checkpoints, 3)
+
+    def full(source: str, target: Path, **_: object) -> None:
+        raise shutil.Error([(source, str(target / "model.safetensors"), "[Errno 28] No space left on device: ''")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(OSError, match="No space left on device: .*model.safetensors") as raised:
+        export_checkpoint(checkpoints.folder, tmp_path / "out/model")
+    assert raised.value.errno == errno.ENOSPC
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 # -------------------------------------------------------------------------------------------------------- the critic
 
 

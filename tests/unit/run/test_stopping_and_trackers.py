@@ -31,6 +31,14 @@ def test_first_signal_asks_and_second_leaves(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_a_second_signal_inside_the_handler_of_the_first_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: signal.raise_signal(signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), StopSignal():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_the_first_signal_says_what_happens_next(capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignal():
         signal.raise_signal(signal.SIGINT)
