@@ -240,7 +240,7 @@ def test_an_export_to_a_full_disk_names_the_file_and_leaves_nothing(
         raise shutil.Error([(source, str(target / "model.safetensors"), "[Errno 28] No space left on device: ''")])
 
     monkeypatch.setattr(shutil, "copytree", full)
-    with pytest.raises(OSError, match="No space left on device: .*model.safetensors") as raised:
+    with pytest.raises(OSError, match=r"No space left on device: .*model.safetensors") as raised:
         export_checkpoint(checkpoints.folder, tmp_path / "out/model")
     assert raised.value.errno == errno.ENOSPC
     assert list((tmp_path / "out").iterdir()) == []
