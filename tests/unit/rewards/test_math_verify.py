@@ -164,7 +164,7 @@ def test_a_reference_without_meaning_is_refused() -> None:
 
 def test_nothing_but_digits_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """sympy makes numbers of digits with its parser, which is Python's eval; no other part of a text may get there."""
-    importlib.import_module("sympy.physics.units")  # evaluates its own names as it is imported, which may be in any test
+    importlib.import_module("sympy.physics.units")  # evaluates its own names as it is imported
     evaluate, evaluated = builtins.eval, []
 
     def spy(code: Any, *scopes: Any) -> Any:
