@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 LENGTH_BYTES = 8  # at the beginning of a safetensors file: the length of its header
 # Heads of one number in other libraries' checkpoints: OpenRLHF's value_head, TRL's and verl's v_head.summary.
@@ -29,9 +31,19 @@ def score_head_in(folder: str) -> str | None:
     return next((match[1] for match in found if match), None)
 
 
-def _header(file: Path) -> set[str]:
+def score_labels_in(folder: str) -> int | None:
+    """Return the number of labels of the score head among the weights; None without one, or where its file cannot be read."""
+    for file in sorted(Path(folder).expanduser().glob("*.safetensors")):
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            header = _header(file)
+            for name in sorted(filter(SCORE_HEAD.match, header)):
+                return int(header[name]["shape"][0])
+    return None
+
+
+def _header(file: Path) -> dict[str, Any]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         if length > file.stat().st_size:
             raise ValueError("the header is longer than the file")
-        return set(json.loads(opened.read(length)))
+        return dict(json.loads(opened.read(length)))

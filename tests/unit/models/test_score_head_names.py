@@ -73,3 +73,11 @@ def test_unreadable_files_have_no_head(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     assert score_head_in(str(tmp_path)) is None
     assert score_head_in("org/name") is None
+
+
+def test_a_head_of_two_labels_is_refused_by_the_plan_too(classifier: Path, tmp_path: Path) -> None:
+    weight = renamed(classifier, tmp_path, "score", "LlamaForSequenceClassification")
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({**weights, "score.weight": torch.cat([weight, weight])}, tmp_path / "model.safetensors")
+    (problem,) = head_problems(RewardModelConfig(path=str(tmp_path)))
+    assert "has 2 labels, and a score is one number" in problem.what
