@@ -66,7 +66,10 @@ def plan(
         from posttrain.cli.plan_on import on_text
 
         assert on is not None
-        typer.echo(on_text(loaded, on, search=propose, as_json=json))
+        text, fits = on_text(loaded, on, search=propose, as_json=json)
+        typer.echo(text)
+        if not fits:
+            raise typer.Exit(RequestError.exit_code)
         return
     try:
         trains = _plan(

@@ -26,9 +26,10 @@ ASSUMED = (
 )
 
 
-def on_text(loaded: LoadedConfig[RunConfig], on: str, *, search: bool, as_json: bool = False) -> str:
+def on_text(loaded: LoadedConfig[RunConfig], on: str, *, search: bool, as_json: bool = False) -> tuple[str, bool]:
     """Write the seconds of a step by part, or the best placements. Args: on: the value of --on; search: propose placements.
 
+    Returns: the text, and whether the run fits into the machine's memory.
     Raises: ConfigError for a machine that cannot be read or does not fit the run, a model whose shape is not known, or a
         search that finds nothing.
     """
@@ -43,18 +44,18 @@ def on_text(loaded: LoadedConfig[RunConfig], on: str, *, search: bool, as_json: 
         found = _searched(loaded, machine)
         if as_json:
             proposals = [{"settings": each.settings, "bytes": each.bytes, **_json(each.time)} for each in found.best]
-            return dumps({"tried": found.tried, "proposals": proposals}, indent=2)
-        return "\n".join([*_proposals(found, on), "", assumed])
+            return dumps({"tried": found.tried, "proposals": proposals}, indent=2), True
+        return "\n".join([*_proposals(found, on), "", assumed]), True
     plan, batches = _planned(loaded, machine, on)
     time = step_time(config, batches, plan, role_shapes(config), machine)
     memory = estimate(config, batches, plan)
     assert memory is not None, "the shape is known"
     fullest = peak(plan, memory).bytes
+    fits = fullest <= _room_gib(machine) * GIB
     if as_json:
-        return dumps({"bytes": fullest, **_json(time)}, indent=2)
-    return "\n".join(
-        [f"One step on {on}", *_parts(time), _rates(time, batches), _memory(fullest, machine), "", assumed]
-    )
+        return dumps({"bytes": fullest, "fits": fits, **_json(time)}, indent=2), fits
+    used = _memory(fullest, machine) + ("" if fits else ": it does not fit; --propose looks for a placement that does")
+    return "\n".join([f"One step on {on}", *_parts(time), _rates(time, batches), used, "", assumed]), fits
 
 
 def _json(time: StepTime) -> dict[str, Any]:
@@ -89,12 +90,12 @@ def _rates(time: StepTime, batches: BatchPlan) -> str:
     return f"  {hourly:,.1f} steps and {hourly * batches.sequences_per_step:,.0f} sequences an hour"
 
 
+def _room_gib(machine: MachineConfig) -> float:
+    return machine.memory_gib * (1 - RESERVE)
+
+
 def _memory(size: int, machine: MachineConfig) -> str:
-    room = machine.memory_gib * (1 - RESERVE)
-    over = "" if size <= room * GIB else ": it does not fit; --propose looks for a placement that does"
-    return (
-        f"  {size / GIB:.1f} GiB on the fullest device, of {machine.memory_gib:g} ({1 - RESERVE:.0%} to be used){over}"
-    )
+    return f"  {size / GIB:.1f} GiB on the fullest device, of {machine.memory_gib:g} ({1 - RESERVE:.0%} to be used)"
 
 
 def _searched(loaded: LoadedConfig[RunConfig], machine: MachineConfig) -> Search:
@@ -106,10 +107,9 @@ def _searched(loaded: LoadedConfig[RunConfig], machine: MachineConfig) -> Search
         what = f"no placement of this run on {_count(machine.nodes, machine.devices)} works"
         fix = "give a step as many sequences as the devices can share out (data.prompts_per_step)"
     else:
-        room = machine.memory_gib * (1 - RESERVE)
         what = (
             f"nothing fits into {machine.memory_gib:g} GiB per device: of {found.tried} placements the smallest needs "
-            f"{found.smallest / GIB:.1f} GiB, and {room:.1f} are to be used"
+            f"{found.smallest / GIB:.1f} GiB, and {_room_gib(machine):.1f} are to be used"
         )
         fix = "shorten rollout.max_response_tokens, train an adapter (policy.lora.rank), or take more devices"
     raise ConfigError(loaded.locate([Problem(what, fix=fix)]))

@@ -64,6 +64,17 @@ def test_refusals(words: list[str], tmp_path: Path) -> None:
     assert "the shape of org/name is not known" in refusal(*words, "model.path=org/name", "--on", "8xH100")
 
 
+def test_a_run_that_does_not_fit_is_priced_and_ends_with_2(words: list[str], tmp_path: Path) -> None:
+    small = tmp_path / "small.yaml"
+    small.write_text("{devices_per_node: 8, tflops: 1, memory_gib: 0.1, memory_gb_s: 1, link_gb_s: 1}")
+    done = CliRunner().invoke(app, [*words, "--on", str(small)])
+    assert done.exit_code == 2
+    assert ": it does not fit; --propose looks" in done.output
+    done = CliRunner().invoke(app, [*words, "--on", str(small), "--json"])
+    assert (done.exit_code, json.loads(done.output)["fits"]) == (2, False)
+    assert json.loads(printed(*words, "--on", "8xH100", "--json"))["fits"] is True
+
+
 def test_a_machine_file_that_lacks_numbers(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "machine.yaml").write_text(
         "devices_per_node: 8\ntflops: -3\nmemory_gb: 80\nmemory_gb_s: 3350\nlink_gb_s: 450\n"
