@@ -50,7 +50,8 @@ class ModelConfig(Section):
     chat_template_file: str | None = None
     """Jinja file that replaces the tokenizer's chat template; null keeps it."""
     config_overrides: dict[str, Any] = {}
-    """Fields of the model's config.json that are set to other values before the weights are loaded."""
+    """Fields of the model's config.json that are set to other values before the weights are loaded. Rotary positions are
+    changed by rope_theta and rope_scaling, whatever the version of the file calls them."""
     config_path: str | None = None
     """Folder whose config.json describes the model instead of the one beside the weights, or that file; null: theirs."""
     external_modules: list[str] = []

@@ -28,6 +28,8 @@ from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.hub import restored
 from posttrain.models.attention import NAME, register_attention
+from posttrain.models.rope import KEYS as ROPE_KEYS
+from posttrain.models.rope import has_rope, override_rope
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -111,11 +113,15 @@ def import_modules(names: Sequence[str]) -> None:
 def override_config(
     config: PretrainedConfig, overrides: Mapping[str, Any], *, at: str = "", field: str = "model.config_overrides"
 ) -> None:
-    """Set fields of a model's configuration; a mapping is applied to the nested configuration or mapping of that name.
+    """Set fields of a model's configuration; a mapping is applied to the nested configuration or mapping of that name. Rotary
+    positions have their own rules (models.rope).
 
-    Raises: ModelError for a field that the configuration lacks.
+    Raises: ModelError for a field that the configuration lacks, and for rotary positions that no model can have.
     """
     for name, value in overrides.items():
+        if name in ROPE_KEYS and has_rope(config):
+            override_rope(config, name, value, field)
+            continue
         if not hasattr(config, name):
             what = f"the configuration of {getattr(config, 'model_type', 'this model')} has no field {at}{name}"
             fix = did_you_mean(name, list(config.to_dict()))

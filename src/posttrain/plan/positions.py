@@ -48,7 +48,7 @@ def model_positions(config: RunConfig) -> int | None:
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         nested = values.get("text_config")
         text = {**nested, **overrides.get("text_config", {})} if nested else {**values, **overrides}
-        rotary = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        rotary = overrides.get("rope_scaling") or text.get("rope_parameters") or text.get("rope_scaling") or {}
         kind = rotary.get("rope_type", rotary.get("type", "default"))
         positions = text.get("max_position_embeddings")
     except (OSError, ValueError, TypeError, AttributeError, ConfigError):

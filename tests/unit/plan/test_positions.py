@@ -54,6 +54,11 @@ def test_longer_responses_in_validation_count_where_there_is_one(tmp_path: Path)
         ({"text_config": {"max_position_embeddings": 900}}, {"text_config": {"max_position_embeddings": 150}}, 150),
         ({"max_position_embeddings": 150, "rope_scaling": {"type": "yarn", "factor": 8}}, {}, None),
         ({"max_position_embeddings": 150, "rope_parameters": {"rope_type": "default"}}, {}, 150),
+        (
+            {"max_position_embeddings": 150, "rope_parameters": {"rope_type": "default"}},
+            {"rope_scaling": {"type": "yarn", "factor": 8}},
+            None,
+        ),
         ({"n_positions": 150}, {}, None),
         ("{", {}, None),
         ("[]", {}, None),
