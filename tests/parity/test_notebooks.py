@@ -83,9 +83,15 @@ class Kernel:
                 self.manager.interrupt_kernel()
                 waiting = False
             if content.get("execution_state") == "idle":
-                reply: dict[str, Any] = self.client.get_shell_msg(timeout=LIMIT_S)["content"]
-                return reply, said
+                return self._reply_to(asked), said
         raise TimeoutError(said)
+
+    def _reply_to(self, asked: str) -> dict[str, Any]:
+        """A kernel that started slowly was asked more than once whether it is ready, and those answers come first."""
+        while (message := self.client.get_shell_msg(timeout=LIMIT_S))["parent_header"].get("msg_id") != asked:
+            pass
+        content: dict[str, Any] = message["content"]
+        return content
 
     def close(self) -> None:
         self.client.stop_channels()
