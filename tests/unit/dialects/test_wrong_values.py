@@ -88,6 +88,11 @@ def test_a_number_out_of_range_is_refused_by_name(dialect: str, given: tuple[str
     assert named in problem.what
 
 
+def test_a_decay_that_leaves_nothing_is_refused_in_sft_too() -> None:
+    [problem] = _problems("verl", "sft", (), "optim.weight_decay=1e9")
+    assert (problem.field, "leaves nothing of the weights" in problem.what) == ("optim.weight_decay", True)
+
+
 def test_bounds_of_a_type() -> None:
     bounded = parse_type("int up to 1000 | null")
     assert type_text(bounded) == "int up to 1000 | null"

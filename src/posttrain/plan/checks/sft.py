@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from posttrain.config.checks.profiling import profiling_warnings
 from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
 from posttrain.config.checks.tracking import tracking_warnings
-from posttrain.config.checks.training import frozen_warnings, precision_problems, role_warnings, schedule_problems
+from posttrain.config.checks.training import (
+    decay_problems,
+    frozen_warnings,
+    precision_problems,
+    role_warnings,
+    schedule_problems,
+)
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
@@ -41,6 +47,7 @@ def check(config: SftConfig) -> list[Problem]:
         *quantized_problems(config),
         *precision_problems(config.model),
         *schedule_problems("policy", config.policy.schedule),
+        *decay_problems("policy", config.policy.optimizer),
         *engine_problems(config),
         *distillation_problems(config),
     ]
