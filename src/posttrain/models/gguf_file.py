@@ -34,9 +34,8 @@ class Written:
 
     path: Path
     tensors: int
-    kinds: Mapping[
-        str, int
-    ]  # how many tensors there are of each kind: norms, biases and odd sizes are kept more precisely
+    # How many tensors there are of each kind: norms, biases and odd sizes are kept more precisely
+    kinds: Mapping[str, int]
     largest_error: float  # |read back - model's| / largest |model's| of the tensor, over all tensors
 
 

@@ -29,7 +29,7 @@ from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.hub import restored
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.rope import KEYS as ROPE_KEYS
-from posttrain.models.rope import has_rope, override_rope
+from posttrain.models.rope import has_rope, override_rope, rope_for_servers
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -131,6 +131,28 @@ def override_config(
             override_config(old, value, at=f"{at}{name}.", field=field)
         else:
             setattr(config, name, {**old, **value} if isinstance(value, Mapping) and isinstance(old, dict) else value)
+
+
+def overrides_for_servers(
+    path: str, overrides: Mapping[str, Any], trust_remote_code: bool, *, field: str = "model.config_overrides"
+) -> dict[str, Any]:
+    """Return the overrides for a server that reads ``path`` itself. Rotary positions are whole, under the names that old and new
+    versions of transformers know.
+
+    Raises: ModelError as ``override_config``.
+    """
+    if not any(name in overrides for name in ROPE_KEYS):
+        return dict(overrides)
+    config = load_model_config(expanded(path), trust_remote_code)
+    if not has_rope(config):
+        return dict(overrides)
+    override_config(config, overrides, field=field)
+    others = {name: value for name, value in overrides.items() if name not in ROPE_KEYS}
+    text = config.get_text_config()
+    if text is config:
+        return {**others, **rope_for_servers(config)}
+    name = next(name for name in config.sub_configs if getattr(config, name) is text)
+    return {**others, name: {**others.get(name, {}), **rope_for_servers(config)}}
 
 
 def load_causal_lm(

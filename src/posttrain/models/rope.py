@@ -47,6 +47,16 @@ def override_rope(config: PretrainedConfig, name: str, value: Any, field: str) -
         raise ModelError(Problem(f"{name} of the model: {error.args[0]}", field=f"{field}.{name}")) from error
 
 
+def rope_for_servers(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the fields that describe a model's rotary positions. The last is transformers 5's, where setting one of the others
+    replaces it or does nothing; versions before read the others, which cannot tell layers of several kinds apart."""
+    text = config.get_text_config()
+    whole = text.rope_parameters
+    flat = whole.get(FULL, {}) if text.nested_rope_parameter_keys(whole) else whole
+    scaling = None if flat.get("rope_type", "default") == "default" else dict(flat)
+    return {"rope_theta": flat.get("rope_theta"), "rope_scaling": scaling, "rope_parameters": whole}
+
+
 def _changed(old: Mapping[str, Any], name: str, value: Any, field: str) -> dict[str, Any]:
     plain = {key: each for key, each in old.items() if key in _KEPT} | {"rope_type": "default"}
     if name == "rope_theta":

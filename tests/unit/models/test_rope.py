@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig
+from transformers import Gemma3TextConfig, Qwen2VLConfig
 
 from posttrain.errors import ModelError
-from posttrain.models.loading import load_causal_lm, override_config
+from posttrain.models.loading import load_causal_lm, override_config, overrides_for_servers
 from posttrain.models.tiny import write_tiny_model
 
 
@@ -80,3 +81,25 @@ def test_what_no_model_can_have(folder: str, overrides: dict[str, Any], said: st
     with pytest.raises(ModelError, match=said) as caught:
         frequencies(folder, **overrides)
     assert next(iter(caught.value.problems)).field.startswith("model.config_overrides")
+
+
+SCALED = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+
+
+def test_a_server_is_told_all_of_it_under_the_names_of_every_version(folder: str) -> None:
+    assert overrides_for_servers(folder, {"rms_norm_eps": 0.5}, False) == {"rms_norm_eps": 0.5}
+    told = overrides_for_servers(folder, {"rms_norm_eps": 0.5, **SCALED}, False)
+    whole = {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
+    assert told == {"rms_norm_eps": 0.5, "rope_theta": 5e5, "rope_scaling": whole, "rope_parameters": whole}
+    assert list(told)[-1] == "rope_parameters"  # transformers 5 takes the others for it, too
+    plain = {"rope_theta": 5e5, "rope_type": "default"}
+    told = overrides_for_servers(folder, {"rope_theta": 5e5}, False)
+    assert told == {"rope_theta": 5e5, "rope_scaling": None, "rope_parameters": plain}
+
+
+def test_a_server_is_told_of_the_language_model_of_two(tmp_path: Path) -> None:
+    config = Qwen2VLConfig()
+    config.save_pretrained(tmp_path)
+    told = overrides_for_servers(str(tmp_path), {"rope_theta": 5e5, "text_config": {"rms_norm_eps": 0.5}}, False)
+    assert told.keys() == {"text_config"} and told["text_config"]["rms_norm_eps"] == 0.5
+    assert told["text_config"]["rope_parameters"]["rope_theta"] == 5e5

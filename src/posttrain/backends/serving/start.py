@@ -25,7 +25,14 @@ from posttrain.config.rollout import RolloutConfig
 from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
-from posttrain.models.loading import DTYPES, expanded, load_causal_lm, load_model_config, load_tokenizer
+from posttrain.models.loading import (
+    DTYPES,
+    expanded,
+    load_causal_lm,
+    load_model_config,
+    load_tokenizer,
+    overrides_for_servers,
+)
 from posttrain.models.lora import adapter_rank, write_own_adapter
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
@@ -94,7 +101,7 @@ def sampler_plan(
         model_path=path,
         tokenizer_path=_absolute(model.tokenizer_path or model.path),
         trust_remote_code=model.trust_remote_code,
-        config_overrides=overrides_of(model),
+        config_overrides=overrides_for_servers(path, overrides_of(model), model.trust_remote_code),
         dtype=model.compute_dtype,
         cuda=device.type == "cuda",
         seed=seed,

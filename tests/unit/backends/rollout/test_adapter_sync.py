@@ -195,3 +195,35 @@ def test_real_vllm_samples_from_base_and_adapter(served_model: Path, trained: Pr
         assert follow(engine, sync, trained, served_model) != follow(engine, sync, trained, served_model)
     finally:
         engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="POSTTRAIN_VLLM_PYTHON names no Python with vLLM")
+def test_real_vllm_has_the_rotary_positions_of_the_trainer(served_model: Path) -> None:
+    """By the log-probs of what it samples: those of the model that is loaded here with the same overrides, and of no other."""
+    overrides = {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    options = {"python": PYTHON, "enforce_eager": True, "startup_timeout_s": 550}
+    rollout = RolloutConfig(engine="vllm", max_concurrent_sequences=6, max_prefill_tokens=64, engine_options=options)
+    config = ModelConfig(path=str(served_model), compute_dtype="float32", config_overrides=overrides)
+    model = load_causal_lm(str(served_model), dtype=torch.float32, config_overrides=overrides)
+    tokenizer = AutoTokenizer.from_pretrained(served_model)
+    engine = make_sampler(rollout, config, lambda: model, tokenizer, device=CPU, seed=0, max_prompt_tokens=64)
+    try:
+        [group] = engine.generate(PROMPTS[2:], GREEDY)
+    finally:
+        engine.close()
+    [sampled] = group.trajectories
+    ids = torch.tensor([[*PROMPTS[2].token_ids, *sampled.token_ids]])
+    told = torch.tensor(sampled.logprobs)
+
+    def gap(policy: PreTrainedModel) -> float:
+        with torch.no_grad():
+            plain = AutoModelForCausalLM.from_pretrained(
+                served_model, config=policy.config, attn_implementation="eager"
+            )
+            logits = plain(ids).logits[0, :-1]
+        own = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[-len(told) :, 0]
+        return float((own - told).abs().max())
+
+    assert gap(model) < 1e-4
+    assert gap(load_causal_lm(str(served_model), dtype=torch.float32)) > 0.1
