@@ -153,7 +153,7 @@ def test_the_run_keeps_the_file_and_notices_another_content(overrides: list[str]
     own = (f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")
     folder = train_run(planned(overrides, *own, "run.total_steps=1"))
     about = json.loads((folder / "run.json").read_text())["own_files"]
-    assert set(about) == {"loss.path", "reward.terms.0.path"}
+    assert set(about) == {"data.train_files.0", "loss.path", "reward.terms.0.path"}
     assert (folder / about["loss.path"]["copy"]).read_text() == LOSS
     config = planned(overrides, *own, "run.total_steps=2")
     (tmp_path / "mine.py").write_text(LOSS + "# another\n")

@@ -1,4 +1,4 @@
-"""The user's own Python files of a run: kept in its folder, and compared when it resumes."""
+"""The user's own files of a run, compared when it resumes: Python files, which are kept in its folder, too, and training data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,37 @@ FOLDER = "code"
 
 
 def own_files(config: TrainingConfig) -> dict[str, dict[str, str]]:
-    """Field -> {path, sha256, copy} of each file with an estimator, a loss, a reward, a dataset or a sampler; as in run.json. A
-    file that is not there is left out: using it reports that."""
+    """Field -> {path, sha256, copy} of each file with an estimator, a loss, a reward, a dataset or a sampler, and
+    {path, sha256} of each file of training data; as in run.json. A file that is not there is left out: using it reports that."""
     found = {}
     for field, path in _paths(config):
         with suppress(ConfigError):
             file = source_file(path)
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             found[field] = {"path": path, "sha256": digest, "copy": f"{FOLDER}/{file.stem}.{digest[:12]}.py"}
+    for index, path in enumerate(config.data.train_files):
+        file = Path(path).expanduser()
+        with suppress(OSError):
+            if not file.is_file():  # a data set of the hub, or a pipe, which can be read once
+                continue
+            about = file.stat()
+            found[f"data.train_files.{index}"] = {
+                "path": path,
+                "sha256": _digest(file, about.st_size, about.st_mtime_ns),
+            }
     return found
 
 
+@cache
+def _digest(file: Path, size: int, changed_ns: int) -> str:
+    """SHA-256 of a file, read once in a process while its size and its time of change stay the same."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def keep(files: Mapping[str, Mapping[str, str]], folder: Path) -> None:
-    """Copy them into the run folder. Earlier contents stay there, under other names."""
-    for about in files.values():
+    """Copy the Python files into the run folder. Earlier contents stay there, under other names."""
+    for about in (each for each in files.values() if "copy" in each):
         copy = folder / about["copy"]
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +68,7 @@ def changed_files(saved: Mapping[str, Any], now: Mapping[str, Mapping[str, str]]
 
 
 def _named(about: Mapping[str, str]) -> str:
-    return f"{Path(about['path']).name} ({about['copy']})"
+    return f"{Path(about['path']).name} ({about.get('copy') or 'sha256 ' + about['sha256'][:12]})"
 
 
 def _paths(config: TrainingConfig) -> Iterator[tuple[str, str]]:

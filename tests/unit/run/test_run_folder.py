@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,14 +14,22 @@ import yaml
 from posttrain.config import RunConfig, SftConfig
 from posttrain.errors import ConfigError
 from posttrain.run.config_change import HARMLESS, Change, flat
+from posttrain.run.own_files import own_files
 from posttrain.run.run_folder import RunFolder
 
 
-def config(tmp_path: Path, *, model: str = "a", lr: float = 1e-5, resume: str = "auto") -> RunConfig:
+def config(
+    tmp_path: Path,
+    *,
+    model: str = "a",
+    lr: float = 1e-5,
+    resume: str = "auto",
+    files: Sequence[str] = ("train.parquet",),
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"path": model},
-            "data": {"train_files": "train.parquet"},
+            "data": {"train_files": list(files)},
             "run": {"folder": str(tmp_path / "run"), "resume": resume},
             "policy": {"optimizer": {"lr": lr}},
         }
@@ -112,6 +122,28 @@ def test_a_grave_change_is_refused_with_the_difference_and_can_be_allowed(tmp_pa
     assert "--allow-config-change" in str(caught.value)
     RunFolder(other).check(holds_checkpoint=True, allow_config_change=True)
     RunFolder(other).check(holds_checkpoint=False)  # a start, not a going on
+
+
+def test_rows_that_changed_in_their_file_are_a_grave_change(tmp_path: Path) -> None:
+    """As many of them, in a file of the same name and length: a response begun for a row must not go on under another one."""
+    file = tmp_path / "train.jsonl"
+    wanted = config(tmp_path, files=[str(file)])
+    file.write_text('{"prompt": "1+1="}\n')
+    RunFolder(wanted).begin(first_step=1, total_steps=9, device="cpu")
+    os.utime(file, (1, 1))  # a copy
+    assert RunFolder(wanted).check(holds_checkpoint=True) == []
+    file.write_text('{"prompt": "1+2="}\n')
+    with pytest.raises(ConfigError, match=r"had data\.train_files\.0 train\.jsonl \(sha256 \w{12}\), and this one has"):
+        RunFolder(wanted).check(holds_checkpoint=True)
+    RunFolder(wanted).check(holds_checkpoint=True, allow_config_change=True)
+    [told] = RunFolder(wanted).begin(first_step=4, total_steps=9, device="cpu")
+    assert told.startswith("data.train_files.0 train.jsonl (sha256 ")
+    assert RunFolder(wanted).check(holds_checkpoint=True) == []
+
+
+def test_data_in_a_pipe_is_not_read_before_the_run_does(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert own_files(config(tmp_path, files=[str(tmp_path / "pipe.jsonl"), "org/name:train"])) == {}
 
 
 def test_a_section_that_comes_or_goes_is_one_change(tmp_path: Path) -> None:
