@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import json
 import os
 import random
 import re
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -380,21 +382,46 @@ def forked(train: Callable[[], object]) -> int:
     return pid
 
 
-def run_with_kills(train: Callable[[], object], kills: int, seconds: tuple[float, float], seed: int = 0) -> int:
-    """Start ``train`` in a forked process again and again, killed ``kills`` times after a random time, then left alone.
-    Returns how many of the kills hit a living process.
+def run_with_kills(train: Callable[[], Path], killed: Path, straight: Path, *, kills: int, seed: int = 0) -> int:
+    """Start ``train``, whose run folder is ``killed``, in a forked process again and again, killed ``kills`` times, then left
+    alone. Returns how many of the kills hit a living process.
+
+    A kill comes at a random instant after the process has recorded a random number of steps, at most three: counted in steps,
+    not in seconds since its start, so that a run that is faster than it was a moment ago is not done before it is killed.
+    ``straight`` is the folder of the same run undisturbed, which says how long a step takes.
 
     Raises: RuntimeError when a process that was not killed does not end well.
     """
-    draw, hit = random.Random(seed), 0
+    draw, hit, step_s = random.Random(seed), 0, seconds_per_step(straight)
     for left in range(kills, -1, -1):
         pid = forked(train)
-        if left:
-            time.sleep(draw.uniform(*seconds))
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if left and not ended_before(pid, killed / "metrics.jsonl", draw.randint(0, 3)):
+            time.sleep(draw.uniform(0, step_s))
+            os.kill(pid, signal.SIGKILL)  # it may have ended: nobody has waited for it, so the number is still its own
         _, status = os.waitpid(pid, 0)
         hit += os.WIFSIGNALED(status)
         if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
             raise RuntimeError(f"the run failed when it was started again, with {left} kills left")
     return hit
+
+
+def seconds_per_step(run: Path) -> float:
+    """The mean over a run's steps."""
+    return mean(json.loads(line)["time/step_s"] for line in (run / "metrics.jsonl").read_text().splitlines())
+
+
+def ended_before(pid: int, records: Path, steps: int) -> bool:
+    """Wait until a process has added ``steps`` records to a file. Returns: it ended before; it can still be waited for."""
+    size, added = file_bytes(records), 0
+    while added < steps:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return True
+        now = file_bytes(records)
+        added += now > size
+        size = now  # smaller where a resumed run has taken back the records of steps it makes again
+        time.sleep(0.002)
+    return False
+
+
+def file_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

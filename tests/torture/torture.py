@@ -83,12 +83,11 @@ def told(tally: killing.Tally) -> killing.Tally:
 
 
 def same_after_kills(folder: Path, name: str, changes: dict[str, dict[str, object]]) -> bool:
-    start = time.monotonic()
     straight = train_run(tiny_run(folder, folder / "model", f"{name}_straight", steps=30, **changes))
-    took_s = time.monotonic() - start
-    killed = tiny_run(folder, folder / "model", f"{name}_killed", steps=30, **changes)
-    hit = killing.run_with_kills(lambda: train_run(killed), kills=10, seconds=(0.05 * took_s, 0.3 * took_s))
-    ours, theirs = result(Path(killed.folder)), result(straight)
+    config = tiny_run(folder, folder / "model", f"{name}_killed", steps=30, **changes)
+    killed = folder / f"{name}_killed"
+    hit = killing.run_with_kills(lambda: train_run(config), killed, straight, kills=10)
+    ours, theirs = result(killed), result(straight)
     differing = sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path))
     same = not differing
     verdict = (
