@@ -15,7 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from posttrain.backends.reward_model.local import LocalRewardModel
 from posttrain.build.tune import tune_run
@@ -235,6 +240,45 @@ def test_reward_model_of_an_adapter_or_of_parts_is_exported_whole(
         scores = [float(theirs(input_ids=each).logits) for each in tokens]
     assert metrics_of(folder)[-1]["validation/rewards/chosen"] == pytest.approx(sum(scores) / len(scores), abs=1e-4)
     assert theirs.config.pad_token_id is not None
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"checkpoint": {"at_end": True}},
+        pytest.param({"policy": {"lora": {"rank": 4}}}, marks=SLOW),
+        pytest.param({"checkpoint": {"at_end": True, "sharded": True}}, marks=SLOW),
+    ],
+)
+def test_bias_of_a_head_is_trained_resumed_exported_and_scored(
+    make: Make, model: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """Without center_coef its gradient is 0 (both sides of a pair are shifted alike), so it stays 3.5 without decay."""
+    started: Any = AutoModelForTokenClassification.from_pretrained(model, num_labels=1)
+    torch.nn.init.zeros_(started.score.weight)
+    torch.nn.init.constant_(started.score.bias, 3.5)
+    started.save_pretrained(tmp_path / "scorer")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "scorer")
+    named = {
+        "method": {"name": "reward_model", "center_coef": 0.0},
+        "model": {"path": str(tmp_path / "scorer")},
+        "data": {"validation_files": [str(tmp_path / "pairs.jsonl")]},
+        "checkpoint": {"at_end": True},
+    } | how
+    tune_run(make("run", **named, run={"total_steps": 1}))
+    folder = tune_run(make("run", **named, run={"total_steps": 2}))
+    found = metrics_of(folder)
+    assert found[0]["validation/rewards/chosen"] == 3.5
+    out = tmp_path / "exported"
+    export_checkpoint(folder, out)
+    assert load_file(out / "model.safetensors")["score.bias"].tolist() == pytest.approx([3.5], abs=1e-6)
+    frozen = load_reward_model(RewardModelConfig(path=str(out)), dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    config = make("run", **named)
+    rows = load_preferences(config.data.train_files, config, tokenizer, what="training").rows
+    scorer = LocalRewardModel(frozen, None, sequences_per_micro_batch=8)
+    scores = scorer._scores([row.sides[0].token_ids.tolist() for row in rows])
+    assert found[-1]["validation/rewards/chosen"] == pytest.approx(sum(scores) / len(scores), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.roles import reference_is_policy
 from posttrain.config.tune import TuneConfig
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
+from posttrain.plan.files import check_chat_template, check_model, check_model_files, check_run_folders
+from posttrain.plan.reward_model_files import head_shape_problems
 from posttrain.plan.tune import plan_tune
 
 Request = FilesRequest[TuneConfig]
@@ -35,6 +36,9 @@ def _look_at_files(config: TuneConfig) -> Counted:
     counted = not problems and not own
     problems += [*check_model_files(config.model), *check_run_folders(config), *own_class_file_problems(config.data)]
     problems += [] if own else check_chat_template(config.model)
+    problems += head_shape_problems(config.model.path, "model.path") if config.method.scored else []
+    if config.runs_reference and config.reference.path is not None:
+        problems += check_model(config.reference.path, "reference.path", tokenizer=False)
     if not counted:
         return problems, None, None
     return problems, at_most(rows, config.data.max_rows), at_most(validation_rows, config.validation.max_rows)

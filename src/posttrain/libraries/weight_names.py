@@ -11,6 +11,8 @@ from typing import Any
 LENGTH_BYTES = 8  # at the beginning of a safetensors file: the length of its header
 # Heads of one number in other libraries' checkpoints: OpenRLHF's value_head, TRL's and verl's v_head.summary.
 SCORE_HEAD = re.compile(r"^(score|classifier|value_head|reward_head|v_head\.summary|v_head)\.weight$")
+# All weights of a head, also of one with several layers (score.0, score.2 of Qwen's reward models).
+OF_A_HEAD = re.compile(r"^(score|classifier|value_head|reward_head|v_head)\.")
 
 
 def weight_names(folder: str) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from transformers.utils import logging
 from posttrain.config.reward import CLASSIFIERS
 from posttrain.errors import ModelError, Problem
 from posttrain.libraries.git_lfs import without_git_lfs
-from posttrain.libraries.weight_names import score_head_in
+from posttrain.libraries.weight_names import OF_A_HEAD, SCORE_HEAD, score_head_in
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
@@ -46,7 +46,8 @@ def load_value_model(
     """Load the model in ``path`` with a value head, our attention, in eval mode (no dropout); its body in ``dtype``.
 
     A causal language model gets a new head. A token or sequence classification model with one label keeps its own, and so does
-    a checkpoint whose head has the name that another library gives it (libraries.weight_names).
+    a checkpoint whose head has the name that another library gives it (libraries.weight_names). A sequence classification class
+    has no bias in most architectures: a head with one that is not 0 is loaded as the token classification class, which has.
 
     A new head is initialized with 0. Every value is then 0, a reasonable first guess: advantages start as plain returns instead
     of returns minus random numbers, the run does not depend on a random draw, and the body stays unchanged until the head has
@@ -58,9 +59,9 @@ def load_value_model(
     same way; only this function loads its folder.
 
     Args: field is the setting that named the path, for messages; with of_sequences the model has transformers' sequence
-        classification class, whose head has no bias: a reward model.
+        classification class where that can hold its head: a reward model.
     Raises: ModelError when the folder holds no usable model, lacks weights other than a head, has a head with more than one
-        label, or has an architecture whose attention cannot be replaced.
+        label or of several layers, or has an architecture whose attention cannot be replaced.
     """
     logging.disable_progress_bar()
     register_attention()
@@ -70,31 +71,17 @@ def load_value_model(
     refuse_unsupported(config, path, field=field)
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     config.num_labels = 1
-    renamed = None
-    try:
-        with _quiet():
-            kind = (sequence_classifier if of_sequences else token_classifier)(config, path, field)
-            saved_head, own_head = score_head_in(path), _name_in(kind)
-            if saved_head not in (None, own_head):
-                renamed = {f"^{re.escape(saved_head)}[.]": f"{own_head}."}
-            loaded: Any = kind.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                attn_implementation=NAME,
-                output_loading_info=True,
-                key_mapping=renamed,
-                ignore_mismatched_sizes=True,  # reported below, like missing ones
-            )
-    except (OSError, ValueError, SafetensorError) as error:
-        what = f"no model could be loaded from {path}: {first_line(error)}"
-        raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
-    model, report = loaded
-    if renamed:
-        # transformers would undo it where it saves the model; written checkpoints have the class's own name
-        model._weight_conversions = [
-            each for each in model._weight_conversions if own_head not in str(each.target_patterns)
-        ]
+    saved_head = score_head_in(path)
+    kind = (sequence_classifier if of_sequences else token_classifier)(config, path, field)
+    model, report = _loaded(kind, path, config, dtype, field, saved_head)
+    if saved_head is None and (saved_head := _head_among(report["unexpected_keys"])):  # of a hub id, or without safetensors
+        model, report = _loaded(kind, path, config, dtype, field, saved_head)
+    if of_sequences and f"{_name_in(kind)}.bias" in report["unexpected_keys"]:
+        biased = token_classifier(config, path, field)
+        found = _loaded(biased, path, config, dtype, field, saved_head)
+        if value_head(found[0]).bias.any():
+            model, report = found
+    _refuse_layers(report["unexpected_keys"], path, field)
     head_name = next(name for name in HEADS if hasattr(model, name))
     head: nn.Linear = getattr(model, head_name)
     missing, resized = set(report["missing_keys"]), {name for name, *_ in report["mismatched_keys"]}
@@ -118,6 +105,56 @@ def load_value_model(
     model.to(torch.device(device))
     head.float()
     return model.eval()
+
+
+def _loaded(
+    kind: type[PreTrainedModel],
+    path: str,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    field: str,
+    saved_head: str | None,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a folder as the class, with the head saved under another name read as its own. Returns: the model, and transformers'
+    report of the names that were missing, unexpected or of other shapes."""
+    own_head, renamed = _name_in(kind), None
+    if saved_head not in (None, own_head):
+        renamed = {f"^{re.escape(cast(str, saved_head))}[.]": f"{own_head}."}
+    try:
+        with _quiet():
+            found: Any = kind.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+                key_mapping=renamed,
+                ignore_mismatched_sizes=True,  # reported by the caller, like missing ones
+            )
+    except (OSError, ValueError, SafetensorError) as error:
+        what = f"no model could be loaded from {path}: {first_line(error)}"
+        raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
+    model, report = found
+    if renamed:
+        # transformers would undo it where it saves the model; written checkpoints have the class's own name
+        model._weight_conversions = [
+            each for each in model._weight_conversions if own_head not in str(each.target_patterns)
+        ]
+    return model, report
+
+
+def _head_among(names: Iterable[str]) -> str | None:
+    """Return the name of the score head among the names of weights; None without."""
+    return next((match[1] for match in map(SCORE_HEAD.match, sorted(names)) if match), None)
+
+
+def _refuse_layers(unread: Iterable[str], path: str, field: str) -> None:
+    """Raises: ModelError when weights of a head are among those that no part of the model reads."""
+    left = sorted(name for name in unread if OF_A_HEAD.match(name) and not name.endswith(".bias"))
+    if left:
+        what = f"the head of the model at {path} is not one linear layer to one number: it has {', '.join(left[:4])}"
+        fix = "use a model whose head is one layer, or the language model that it was made from, which gets a new head"
+        raise ModelError(Problem(what, fix=fix, field=field))
 
 
 def _name_in(kind: type[PreTrainedModel]) -> str:

@@ -40,7 +40,7 @@ STEP_FILES = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt"
 def export_checkpoint(checkpoint: Path, out: Path, role: Role = "policy", dtype: str | None = None) -> Path:
     """Write a model of a checkpoint (or of a run's newest valid one) as a folder that transformers loads: the policy as a
     causal language model, the critic as a token classification model with one label, a tuned reward model as a sequence
-    classification model with one label.
+    classification model with one label (token classification where its head has a bias).
 
     Our checkpoints hold such a folder with the float32 masters, which is copied and compared by hash, or an adapter, which is
     merged into its base model, or what every process has written of the masters, which is put together. Shards of verl and
@@ -123,7 +123,7 @@ def _model_of(home: Path, weights: Mapping[str, Tensor], role: Role, dtype: torc
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     if saved_as.endswith("ForSequenceClassification"):  # a reward model
         make, config.num_labels = sequence_classifier(config, str(home), "")._from_config, 1
-    elif role == "critic":
+    elif role == "critic" or saved_as.endswith("ForTokenClassification"):  # or a reward model whose head has a bias
         make, config.num_labels = token_classifier(config, str(home), "")._from_config, 1
     config.architectures = None  # FSDP1 puts its own name before the class's
     dtype = dtype or next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())

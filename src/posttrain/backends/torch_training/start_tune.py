@@ -44,6 +44,11 @@ def start_tuned(
     whole = sharding is None and not learner.lora
     load = partial(load_score_model, config.model)
     write_pad_token(model, tokenizer)
+    if not (name := type(model).__name__).endswith("ForSequenceClassification"):
+        notices.add(
+            f"the head of {config.model.path} has a bias, which transformers' sequence classifiers drop: this reward model is "
+            f"written as {name}, for AutoModelForTokenClassification; its score is the number at the last token"
+        )
     engine: ScoreEngine = VALUE_ENGINES.get(learner.engine)(
         model,
         tokenizer,
