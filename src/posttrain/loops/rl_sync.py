@@ -17,7 +17,7 @@ from posttrain.records.plans import StepPlan
 from posttrain.records.trajectories import ScoredGroup
 from posttrain.run.batch_files import batch_path, save_step
 from posttrain.run.clock import Clock
-from posttrain.run.health import WATCHED
+from posttrain.run.health import NO_SIGNAL, WATCHED, Watched
 from posttrain.run.samples import write_samples
 from posttrain.run.step_ends import due
 from posttrain.run.token_values import TokenTexts
@@ -90,10 +90,18 @@ def body_of(
         step=step,
         validate=validation,
         costs=parts.scorer.take_costs,
-        watched=WATCHED,
+        watched=watched_of(parts.plan),
         notices=parts.roles.notices,
         workers_profiler=parts.roles.profiler,
     )
+
+
+def watched_of(plan: RunPlan) -> tuple[Watched, ...]:
+    """Return the alarms of a run: rewards that nothing is learned from have no signal to lose."""
+    distillation = plan.step.distillation
+    if distillation is None or not distillation.alone:
+        return WATCHED
+    return tuple(each for each in WATCHED if each.metric != NO_SIGNAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

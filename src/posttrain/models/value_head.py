@@ -74,7 +74,9 @@ def load_value_model(
     saved_head = score_head_in(path)
     kind = (sequence_classifier if of_sequences else token_classifier)(config, path, field)
     model, report = _loaded(kind, path, config, dtype, field, saved_head)
-    if saved_head is None and (saved_head := _head_among(report["unexpected_keys"])):  # of a hub id, or without safetensors
+    if saved_head is None and (
+        saved_head := _head_among(report["unexpected_keys"])
+    ):  # of a hub id, or without safetensors
         model, report = _loaded(kind, path, config, dtype, field, saved_head)
     if of_sequences and f"{_name_in(kind)}.bias" in report["unexpected_keys"]:
         biased = token_classifier(config, path, field)
@@ -102,7 +104,7 @@ def load_value_model(
         for name, weight in head.named_parameters():
             if f"{head_name}.{name}" in missing:  # filled with random numbers by transformers
                 weight.zero_()
-    model.to(torch.device(device))
+    cast(Any, model).to(torch.device(device))  # transformers hides the method's type
     head.float()
     return model.eval()
 
@@ -118,8 +120,8 @@ def _loaded(
     """Load a folder as the class, with the head saved under another name read as its own. Returns: the model, and transformers'
     report of the names that were missing, unexpected or of other shapes."""
     own_head, renamed = _name_in(kind), None
-    if saved_head not in (None, own_head):
-        renamed = {f"^{re.escape(cast(str, saved_head))}[.]": f"{own_head}."}
+    if saved_head is not None and saved_head != own_head:
+        renamed = {f"^{re.escape(saved_head)}[.]": f"{own_head}."}
     try:
         with _quiet():
             found: Any = kind.from_pretrained(

@@ -13,6 +13,7 @@ WINDOW = 10  # steps that a value is compared with
 SILENCE = 20  # steps before the same alarm is raised again
 GRADIENT = "policy/grad_norm"
 REWARD = "reward/mean"
+NO_SIGNAL = "group/no_signal_share"
 FEW = 3  # steps whose mean reward says where a run began, and where it is
 
 # The step's value, those of the steps before (oldest first), and whether it is alarming.
@@ -81,7 +82,7 @@ WATCHED = (
             unless_improving=True),
     Watched("policy/entropy", _above(2.5, 1.0, always=6.0), "the policy is coming apart",
             f"{RATE}, an entropy bonus that is too large"),
-    Watched("group/no_signal_share", _in_a_row(3, 1.0), "no group has had a signal for 3 steps",
+    Watched(NO_SIGNAL, _in_a_row(3, 1.0), "no group has had a signal for 3 steps",
             "a reward that is always the same, an answer that is not found in the response, prompts that are all "
             f"too easy or too hard, {RATE}"),
     Watched("policy/clip_fraction", _above(0, 0.5, always=0.5), "most of the update is clipped",

@@ -17,6 +17,7 @@ from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
 from posttrain.dialects.roll.devices import devices_of
 from posttrain.dialects.roll.rules.rewards import prompts_by_domain
+from posttrain.errors import ConfigError
 from posttrain.plan.batch import plan_batches
 from posttrain.rewards.scorers.llm_judge import matched_verdict
 
@@ -409,12 +410,22 @@ def test_the_temperature_is_told_where_it_matters() -> None:
     assert not load("actor_infer.generating_args.temperature=1.0").warnings
 
 
-@pytest.mark.parametrize("override", ["student.device_mapping=[0]", "teacher_pretrain=m"])
-def test_another_pipeline_is_named_once(override: str) -> None:
-    """Nothing else of it is checked: without data, rewards and devices there is one problem."""
-    [problem] = load(override, "~rewards", "~actor_train", "sequence_length=7").problems
-    assert f"this is a configuration of distillation from texts, at override {override}" in str(problem)
-    assert problem.fix == "run posttrain sft with it"
+@pytest.mark.parametrize(
+    ("override", "pipeline", "entry"),
+    [
+        ("student.device_mapping=[0]", "distillation from texts", "sft"),
+        ("teacher_pretrain=m", "distillation from texts", "sft"),
+        ("rejected_key=rejected", "preference tuning", "tune"),
+        ("ipo=false", "preference tuning", "tune"),
+    ],
+)
+def test_another_pipeline_is_named_once(override: str, pipeline: str, entry: str) -> None:
+    """Nothing else of it is checked, files included: without data, rewards and devices there is one problem."""
+    with pytest.raises(ConfigError) as error:
+        load(override, "~rewards", "~actor_train", "sequence_length=7")
+    [problem] = error.value.problems
+    assert f"this is a configuration of {pipeline}, at override {override}" in str(problem)
+    assert problem.fix == f"run posttrain {entry} with it"
 
 
 def test_students_are_actors_and_make_the_run_one_of_distillation_alone() -> None:
@@ -683,8 +694,9 @@ def test_boxes_of_qwen_2_5_are_in_pixels(tmp_path: Path, model_type: str, patch:
 
 
 def test_a_diffusion_models_pipeline_is_named_once() -> None:
-    [problem] = load("actor_train.strategy_args.strategy_name=diffusion_deepspeed_train", "~rewards").problems
-    assert "reward feedback learning of a diffusion model, which is planned" in str(problem)
+    with pytest.raises(ConfigError, match="reward feedback learning of a diffusion model, which is planned") as error:
+        load("actor_train.strategy_args.strategy_name=diffusion_deepspeed_train", "~rewards")
+    assert len(error.value.problems) == 1
 
 
 def test_modules_are_frozen_by_the_beginnings_of_their_names() -> None:

@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from posttrain.loops.rl_plan import RunPlan
-from posttrain.loops.rl_sync import no_update_message
+from posttrain.loops.rl_sync import no_update_message, watched_of
 from posttrain.loops.training import LoopPlan
-from posttrain.records.plans import AdvantagePlan, LossPlan, StepPlan, UpdatePlan
+from posttrain.records.plans import AdvantagePlan, DistillationPlan, LossPlan, StepPlan, UpdatePlan
 from posttrain.records.trajectories import SamplingParams
 
 SAMPLING = SamplingParams(max_response_tokens=4, seed=1)
@@ -79,3 +79,14 @@ def test_the_reference_moves_after_steps_or_epochs(plan: RunPlan) -> None:
 def test_message_names_samples_and_their_file() -> None:
     text = no_update_message(9, ("a/0", "a/1", "b/0", "b/1"))
     assert "a/0, a/1, b/0, ... in samples/step_9.jsonl" in text
+
+
+def test_teachers_alone_need_no_signal_in_the_rewards(plan: RunPlan) -> None:
+    """One response to a prompt, whose reward is only measured, is no group without a signal."""
+
+    def watched(distillation: DistillationPlan | None) -> set[str]:
+        return {each.metric for each in watched_of(replace(plan, step=replace(plan.step, distillation=distillation)))}
+
+    teachers = DistillationPlan(name="reverse_kl", of_sampled_tokens=False, teachers={"one": 1.0}, as_loss=True)
+    assert watched(None) - watched(replace(teachers, alone=True)) == {"group/no_signal_share"}
+    assert watched(teachers) == watched(None)

@@ -12,7 +12,7 @@ from posttrain.dialects.roll.rules.batches import batches
 from posttrain.dialects.roll.rules.look import is_agentic, plain, uses_critic, uses_reference, warmup
 from posttrain.dialects.roll.rules.lora import lora
 from posttrain.dialects.roll.rules.objective import advantage, correction, critic, kl, loss
-from posttrain.dialects.roll.rules.pipelines import stops_at_another_pipeline
+from posttrain.dialects.roll.rules.pipelines import refuse_another_pipeline
 from posttrain.dialects.roll.rules.placement import layout
 from posttrain.dialects.roll.rules.rewards import rewards
 from posttrain.dialects.roll.rules.run import cadence, data, lengths, model, sampling, validation
@@ -22,8 +22,7 @@ from posttrain.dialects.roll.rules.templates import of_episodes, template
 
 def rules(keys: Reader) -> dict[str, Any]:
     """The RunConfig fields of all rows by rule."""
-    if stops_at_another_pipeline(keys):
-        return {"model.path": "", "data.train_files": []}
+    refuse_another_pipeline(keys)
     prepare(keys)
     has_critic, has_reference = uses_critic(keys), uses_reference(keys)
     sizes, placed = layout(keys, has_critic=has_critic, has_reference=has_reference)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from posttrain.dialects.reader import Reader
+from posttrain.errors import ConfigError
 
+# The entry that reads it, and the keys that show it.
 _MARKS = {
-    "distillation": ("teacher_pretrain", "kd_objective", "distill_loss_weight", "sft_train"),
+    "distillation from texts": ("sft", ("teacher_pretrain", "kd_objective", "distill_loss_weight", "sft_train")),
+    "preference tuning": ("tune", ("chosen_key", "rejected_key", "ipo")),
 }
 _OF_DIFFUSION = {
     "actor_train.strategy_args.strategy_name": "diffusion_deepspeed_train",
@@ -14,19 +17,18 @@ _OF_DIFFUSION = {
 _FIX = "run posttrain train with one of an RLVR or agentic pipeline"
 
 
-def stops_at_another_pipeline(keys: Reader) -> bool:
-    """Report a configuration of another pipeline as such, once; nothing else in it is worth a word."""
+def refuse_another_pipeline(keys: Reader) -> None:
+    """Raises: ConfigError for a configuration of another pipeline; nothing else in it is worth a word."""
     for key, word in _OF_DIFFUSION.items():
         if keys[key] == word:
-            keys.slips.clear()
-            keys.problem("this is a configuration of reward feedback learning of a diffusion model, which is planned", key=key,
-                         fix=_FIX)  # fmt: skip
-            return True
-    for pipeline, marks in _MARKS.items():
+            _refuse(keys, key, "reward feedback learning of a diffusion model, which is planned", _FIX)
+    for pipeline, (entry, marks) in _MARKS.items():
         mark = next((key for key in marks if keys.written(key)), None)
         if mark is not None:
-            keys.slips.clear()
-            keys.problem(f"this is a configuration of {pipeline} from texts", key=mark,
-                         fix="run posttrain sft with it")  # fmt: skip
-            return True
-    return False
+            _refuse(keys, mark, pipeline, f"run posttrain {entry} with it")
+
+
+def _refuse(keys: Reader, key: str, pipeline: str, fix: str) -> None:
+    before = len(keys.problems)
+    keys.problem(f"this is a configuration of {pipeline}", key=key, fix=fix)
+    raise ConfigError(keys.problems[before:])
