@@ -123,7 +123,8 @@ def _model_of(home: Path, weights: Mapping[str, Tensor], role: Role, dtype: torc
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     if saved_as.endswith("ForSequenceClassification"):  # a reward model
         make, config.num_labels = sequence_classifier(config, str(home), "")._from_config, 1
-    elif role == "critic" or saved_as.endswith("ForTokenClassification"):  # or a reward model whose head has a bias
+    # A critic, or a reward model whose head has a bias
+    elif role == "critic" or saved_as.endswith("ForTokenClassification"):
         make, config.num_labels = token_classifier(config, str(home), "")._from_config, 1
     config.architectures = None  # FSDP1 puts its own name before the class's
     dtype = dtype or next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
