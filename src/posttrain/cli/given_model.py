@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from posttrain.errors import Problem, RequestError
-from posttrain.plan.files import holds_model, is_hub_id
+from posttrain.plan.model_files import holds_model, is_hub_id
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
 

@@ -22,7 +22,7 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.reading.validate import show
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.plan.estimate import estimate
-from posttrain.plan.files import is_hub_id
+from posttrain.plan.model_files import is_hub_id
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
 from posttrain.records.batch_plans import CriticBatchPlan

@@ -7,7 +7,8 @@ from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.roles import reference_is_policy
 from posttrain.config.tune import TuneConfig
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.plan.files import check_chat_template, check_model, check_model_files, check_run_folders
+from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
+from posttrain.plan.model_files import check_model
 from posttrain.plan.reward_model_files import head_shape_problems
 from posttrain.plan.tune import plan_tune
 

@@ -78,7 +78,8 @@ def _serve(arguments: list[str]) -> None:
     from posttrain.cli.beginning import get_ready
     from posttrain.cli.plan_plain import remarks
     from posttrain.cli.process import importing
-    from posttrain.plan.files import check_model, check_model_files
+    from posttrain.plan.files import check_model_files
+    from posttrain.plan.model_files import check_model
 
     loaded = _read(arguments)
     problems = check_model_files(loaded.config.model)

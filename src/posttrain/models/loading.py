@@ -190,7 +190,16 @@ def load_causal_lm(
             ignore_mismatched_sizes=True,  # reported below, like missing ones
         )
         model, report = loaded
-    except (OSError, ValueError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # sizes that fit no model
         what = f"no model could be loaded from {path}: {first_line(error)}"
         raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
     # transformers would continue with random values in their place

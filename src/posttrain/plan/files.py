@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -15,12 +14,18 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.roles import needs_values
 from posttrain.config.serve import ServeConfig
 from posttrain.errors import ConfigError, Problem
-from posttrain.libraries.hub_names import model_name
 from posttrain.libraries.remote import is_url, plain, problem_of
+from posttrain.plan.model_files import (
+    TOKENIZER_FILES,
+    check_model,
+    check_tokenizer,
+    has_chat_template,
+    holds_model,
+    is_hub_id,
+    settings,
+)
 from posttrain.plan.reward_model_files import head_problems
-from posttrain.plan.weight_files import has_chat_template, tokenizer_problems, weight_problems
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # What a run writes into its folder: files, and folders with a file for every so many steps.
 OF_A_RUN = (
     "batches",
@@ -128,7 +133,7 @@ def check_model_files(model: ModelConfig) -> list[Problem]:
     """Check a model's folder, its tokenizer and its chat template."""
     problems = list(check_model(model.path, "model.path", tokenizer=model.tokenizer_path is None))
     if model.tokenizer_path is not None and not is_hub_id(model.tokenizer_path):
-        problems += _check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
+        problems += check_tokenizer(Path(model.tokenizer_path), "model.tokenizer_path")
     if model.chat_template_file is not None and not Path(model.chat_template_file).is_file():
         problems.append(Problem(f"there is no file {model.chat_template_file}", field="model.chat_template_file"))
     try:
@@ -151,11 +156,8 @@ def check_chat_template(model: ModelConfig) -> list[Problem]:
 
 def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) -> list[Problem]:
     """Check that a model folder is of a kind (``model_type``) that reads images; hub ids are not checked."""
-    file = Path(model.path).expanduser() / "config.json"
-    if not file.is_file():
-        return []
-    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    if kind in readable:
+    saved = settings(Path(model.path).expanduser() / "config.json")
+    if saved is None or (kind := saved.get("model_type")) in readable:
         return []
     what = f"the prompts have images, and the model at {model.path} ({kind}) reads text only"
     return [Problem(what, fix=fix, field="model.path")]
@@ -175,17 +177,6 @@ def check_output_file(path: str, field: str) -> list[Problem]:
 def check_output_folder(path: str, field: str) -> list[Problem]:
     """Check that files can be written to a folder, or that it can be created. Creates nothing."""
     return list(_check_folder(Path(path), field))
-
-
-def holds_model(folder: Path) -> bool:
-    """Return True when a folder has a model's configuration."""
-    return (folder / "config.json").is_file()
-
-
-def is_hub_id(path: str) -> bool:
-    """Return True when a model's name means the hub: it has the form ``name`` or ``org/name``, with a revision or without, and is
-    no local folder."""
-    return model_name(path) is not None
 
 
 def hub_models(config: ModelUser) -> dict[str, str]:
@@ -209,46 +200,6 @@ def hub_models(config: ModelUser) -> dict[str, str]:
     if isinstance(config, ServeConfig):
         named["endpoint.beside"] = config.endpoint.beside
     return {field: path for field, path in named.items() if path is not None and is_hub_id(path)}
-
-
-def check_model(path: str, field: str, *, tokenizer: bool) -> Iterator[Problem]:
-    if is_hub_id(path):
-        return
-    folder = Path(path)
-    if not folder.is_dir():
-        what = f"{path} is a file, and a model is a folder" if folder.exists() else f"there is no folder {path}"
-        yield Problem(what, fix="name a Hugging Face model folder, or a hub id such as org/name", field=field)
-        return
-    if not holds_model(folder):
-        what = f"{folder} holds no config.json, so it is not a Hugging Face model folder"
-        inside = sorted(file.parent for file in folder.glob("*/config.json"))
-        fix = f"did you mean {inside[0]}?" if inside else "name a folder that holds one, or a hub id such as org/name"
-        yield Problem(what, fix=fix, field=field)
-        return
-    yield from _check_config(folder, field)
-    yield from weight_problems(folder, field)
-    if tokenizer:
-        yield from _check_tokenizer(folder, field)
-
-
-def _check_config(folder: Path, field: str) -> Iterator[Problem]:
-    file = folder / "config.json"
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        yield Problem(f"{file} is not valid JSON: {error}", fix="copy the model again", field=field)
-
-
-def _check_tokenizer(folder: Path, field: str) -> Iterator[Problem]:
-    if not folder.is_dir():
-        yield Problem(f"there is no folder {folder}", field=field)
-    elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        fix = "add one"
-        if field == "model.path":
-            fix += ", or name another folder with model.tokenizer_path"
-        yield Problem(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER_FILES)})", fix=fix, field=field)
-    else:
-        yield from tokenizer_problems(folder, field)
 
 
 def _check_folder(folder: Path, field: str) -> Iterator[Problem]:

@@ -10,6 +10,18 @@ from typing import Any
 
 from posttrain.plan.experts import ExpertLayers, expert_layers
 
+# What a configuration says in whole numbers, of at least 1 where it says them.
+COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -47,7 +59,12 @@ def read_shape(path: str) -> ModelShape | None:
 
 
 def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
-    """Make a shape from the fields of a config.json. Args: parameters as stored, or 0 to count them. Raises: KeyError."""
+    """Make a shape from the fields of a config.json. Args: parameters as stored, or 0 to count them.
+
+    Raises: KeyError for one that is missing, ValueError for one that is no count (some kinds of models list one per layer).
+    """
+    if wrong := [name for name in COUNTS if not isinstance(text.get(name), int | None) or (text.get(name) or 1) < 1]:
+        raise ValueError(f"{wrong[0]} is not a count")
     layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
     kv_heads = text.get("num_key_value_heads") or heads

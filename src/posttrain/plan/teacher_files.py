@@ -8,7 +8,7 @@ from pathlib import Path
 from posttrain.config import TrainingConfig
 from posttrain.errors import Problem
 from posttrain.libraries.token_files import FIX, difference, vocabulary
-from posttrain.plan.files import check_model
+from posttrain.plan.model_files import check_model
 
 
 def check_teachers(config: TrainingConfig) -> list[Problem]:

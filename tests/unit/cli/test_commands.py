@@ -49,7 +49,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
-    (model / "model.safetensors").write_bytes(b"")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
     (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (tmp_path / "run.yaml").write_text(
         "model: {path: ./model}\ndata:\n  train_files: train.jsonl\n  prompts_per_step: 4\nrollout: {samples_per_prompt: 6}\n"

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.plan.files import check_run_files, is_hub_id
+from posttrain.plan.files import check_run_files
+from posttrain.plan.model_files import is_hub_id
+
+NO_TENSORS = (2).to_bytes(
+    8, "little"
+) + b"{}"  # the smallest file of safetensors: the length of its header, and the header
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +30,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "models" / "small"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
@@ -119,7 +124,7 @@ def test_a_sharded_model_needs_every_shard(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     ((_, message),) = problems(model)
     assert "lacks 1 of 2 weight files (two.safetensors is the first)" in message
-    (model / "two.safetensors").write_bytes(b"")
+    (model / "two.safetensors").write_bytes(NO_TENSORS)
     assert problems(model) == []
     (model / "model.safetensors.index.json").write_text('{"weight_map": ')
     assert "index.json cannot be read" in problems(model)[0][1]
@@ -128,6 +133,39 @@ def test_a_sharded_model_needs_every_shard(model: Path) -> None:
 def test_a_broken_config(model: Path) -> None:
     (model / "config.json").write_text("{")
     assert "config.json is not valid JSON" in problems(model)[0][1]
+
+
+@pytest.mark.parametrize("content", ["", '{"eos_token_id":', "[1, 2]", "null", "\ufeff{}"])
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_settings_that_no_model_has(model: Path, name: str, content: str) -> None:
+    """transformers goes on without some of them: the tokens that end a response would be lost without a word."""
+    (model / name).write_text("{}")
+    assert problems("models/small") == []
+    (model / name).write_text(content)
+    ((field, message),) = problems("models/small")
+    assert (field, name in message, message.endswith("copy the model again")) == ("model.path", True, True)
+
+
+@pytest.mark.parametrize("size", [0, -1, "x", 1.5, True, {"a": 1}])
+@pytest.mark.parametrize("name", ["hidden_size", "head_dim", "vocab_size", "num_key_value_heads"])
+def test_sizes_that_no_model_has(model: Path, name: str, size: object) -> None:
+    at = "models/small/config.json"
+    for config in ({name: size}, {"text_config": {name: size}, name: 2}):
+        (model / "config.json").write_text(json.dumps(config))
+        place = f"text_config.{name}" if "text_config" in config else name
+        what = f"{place} in {at} is {json.dumps(size)}, and must be a whole number of at least 1; copy the model again"
+        assert problems("models/small") == [("model.path", what)]
+    for fine in ({}, {name: None}, {name: [1, 2]}, {name: 3}):
+        (model / "config.json").write_text(json.dumps(fine))
+        assert problems("models/small") == []
+
+
+@pytest.mark.parametrize("length", [0, 3, 9])
+def test_weights_that_were_cut_short(model: Path, length: int) -> None:
+    (model / "model.safetensors").write_bytes(NO_TENSORS[:length])
+    said = "is empty" if length == 0 else f"is cut short: it has {length} of"
+    ((_, message),) = problems("models/small")
+    assert said in message
 
 
 def test_a_tokenizer_of_its_own(model: Path, tmp_path: Path) -> None:
@@ -167,7 +205,7 @@ def test_pointers_of_git_lfs_in_the_place_of_weights(model: Path) -> None:
     text = "no model could be loaded from models/small; {} is a pointer of git-lfs: fetch the weights with git lfs pull"
     assert problems("models/small") == [("model.path", text.format("model.safetensors"))]
     (model / "model.safetensors").rename(model / "two.safetensors")
-    (model / "one.safetensors").write_bytes(b"")
+    (model / "one.safetensors").write_bytes(NO_TENSORS)
     (model / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
     )
