@@ -255,6 +255,42 @@ def test_a_run_that_died_resumes_without_loss(make: Make, samplers: Samplers, mo
 
 
 @pytest.mark.slow
+def test_a_checkpoint_between_two_syncs_is_resumed_within_the_bound(
+    make: Make, samplers: Samplers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Syncs after steps 2 and 4, S = 2, and a checkpoint after step 3, when the samplers are a step behind. The resumed run's get
+    the weights of step 3 at once, which have made 6 updates; what was admitted before keeps its age."""
+    mode = SEPARATE | {"sync_every_steps": 2}
+    sections = {"asynchronous": mode, "checkpoint": {"every_steps": 1}, "validation": {"every_steps": None}}
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            train_run(make("died", **sections))
+    folder = Path(make("died", **sections).folder)
+    saved = json.loads((folder / "checkpoints/global_step_3/ahead.json").read_text())["ledger"]
+    assert saved["steps"] == 3 and {entry["started"] for entry in saved["pending"]} == {2}
+    train_run(make("died", **sections))
+    log = events(folder)
+    assert_each_group_is_trained_once(folder)
+    sent = [(event["step"], event["version"]) for event in log if event["event"] == "weights"]
+    assert sent == [(1, 0), (1, 0), (2, 4), (2, 4), (4, 6), (4, 6), (4, 8), (4, 8)]
+    consumed = {event["group"]: event["staleness"] for event in log if event["event"] == "consumed"}
+    assert max(consumed.values()) <= 2
+    assert {consumed[entry["serial"]] for entry in saved["pending"]} == {1}  # trained in step 4, admitted with step 2
+    echoed = {version for _, version in sent}
+    assert {span for line in samples_of(folder) for span in versions_of(line)} <= echoed
+
+
+def samples_of(folder: Path) -> list[dict[str, Any]]:
+    files = [folder / f"samples/step_{step}.jsonl" for step in range(1, STEPS + 1)]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def versions_of(sample: dict[str, Any]) -> set[int]:
+    return {span["version"] for span in sample.get("version_spans") or ()} or {sample["policy_version"]}
+
+
+@pytest.mark.slow
 def test_a_signal_saves_what_was_sampled_ahead(make: Make, samplers: Samplers, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Apart._wait_for_groups
 

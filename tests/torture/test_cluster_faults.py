@@ -29,6 +29,10 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 
+CORRECTED = {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}}
+ONE_STEP: dict[str, dict[str, Any]] = {"asynchronous": {"mode": "one_step"}, "loss": CORRECTED}
+
+
 @pytest.mark.parametrize("kind", ["trainer", "sampler"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
 def test_a_lost_worker(kind: str, how: signal.Signals, tmp_path: Path, tiny_llama: Path) -> None:
@@ -47,9 +51,14 @@ def test_a_run_on_two_ranks_that_is_killed_goes_on_as_if_it_had_not_been(
     assert kill_and_go_on(tmp_path, tiny_llama, extra, steps=6 + 6 * kills, kills=kills) == []
 
 
-def test_a_signal_leaves_the_sampling_and_saves(tmp_path: Path, tiny_llama: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "extra"), [("trainer", {}), ("rollout", ONE_STEP)], ids=["synchronous", "one_step"]
+)
+def test_a_signal_leaves_the_sampling_and_saves(
+    layout: str, extra: dict[str, dict[str, Any]], tmp_path: Path, tiny_llama: Path
+) -> None:
     before = shared_memory()
-    run = start(tmp_path, tiny_llama, "trainer", "run", steps=500)
+    run = start(tmp_path, tiny_llama, layout, "run", steps=500, extra=extra)
     try:
         wait_until(lambda: run.steps() >= 1, run, START_S)
         pids = descendants(run.process.pid)
