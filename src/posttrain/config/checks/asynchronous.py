@@ -143,12 +143,20 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
             fix=f"use rollout.engine={able}, or {_MODE}=one_step",
             field="rollout.engine",
         )
-    if runtime_of(config.placement) == "ray":
+    policy, rollout = _devices_of(config)
+    if runtime_of(config.placement) == "ray" and policy != rollout:
         yield Problem(
-            "colocate runs in one process, and this run has workers of Ray",
-            fix=f"use {_MODE}=one_step, or placement.devices=1 placement.runtime=inprocess",
-            field=_MODE,
+            f"colocate samples on the policy's devices {policy}, whose workers stop after the same passes, and the sampler is placed "
+            f"on {rollout}",
+            fix=f"use rollout.devices={policy}, or {_MODE}=separate with devices that the policy does not have",
+            field="rollout.devices",
         )
+
+
+def _devices_of(config: RunConfig) -> tuple[list[int], list[int]]:
+    """The devices of the policy and of the sampler."""
+    every = list(range(config.placement.devices))
+    return config.policy.devices or every, every if config.rollout.devices is None else config.rollout.devices
 
 
 def _cache_problems(config: RunConfig) -> Iterator[Problem]:
@@ -197,8 +205,8 @@ def _placement_problems(config: RunConfig) -> Iterator[Problem]:
                 field=_MODE,
             )
         return
-    every = list(range(place.devices))
-    shared = sorted(set(config.policy.devices or every) & set(every if rollout.devices is None else rollout.devices))
+    policy, samplers = _devices_of(config)
+    shared = sorted(set(policy) & set(samplers))
     if not shared:
         return
     where = f"device {shared[0]}" if len(shared) == 1 else f"devices {shared[0]} to {shared[-1]}"

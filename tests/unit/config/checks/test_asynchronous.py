@@ -48,6 +48,19 @@ def test_what_goes_together(asynchronous: dict[str, Any]) -> None:
     assert problems(asynchronous) == []
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"placement": {"runtime": "ray"}},
+        {"placement": {"devices": 2}},
+        {"placement": {"devices": 4}, "policy": {"devices": [0, 1]}, "rollout": {"devices": [0, 1]}},
+    ],
+)
+def test_colocate_with_workers_samples_where_the_policy_is(sections: dict[str, Any]) -> None:
+    assert problems({"mode": "colocate"}, **sections) == []
+    assert problems({"mode": "colocate", "cache_on_new_weights": "keep"}, **sections) == []
+
+
 def test_episodes_that_begin_again_are_announced() -> None:
     assert problems({"mode": "colocate"}, environment={"name": "guess_number"}) == []
     [said] = asynchronous_warnings(config({"mode": "colocate"}, environment={"name": "guess_number"}))
@@ -84,7 +97,16 @@ def test_episodes_that_begin_again_are_announced() -> None:
             "needs the experts of every token",
         ),
         ({"mode": "colocate"}, {"rollout": {"engine": "hf"}}, "which hf cannot continue; use rollout.engine=native"),
-        ({"mode": "colocate"}, {"placement": {"runtime": "ray"}}, "workers of Ray; use asynchronous.mode=one_step"),
+        (
+            {"mode": "colocate"},
+            {"placement": {"devices": 2}, "policy": {"devices": [0]}, "rollout": {"devices": [1]}},
+            r"placed on \[1\]; use rollout.devices=\[0\], or asynchronous.mode=separate with devices",
+        ),
+        (
+            {"mode": "colocate"},
+            {"placement": {"devices": 2}, "rollout": {"engine": "vllm"}},
+            "which vllm cannot continue.*use rollout.engine=native",
+        ),
         (
             {"mode": "colocate", "prepared_groups": 2},
             {

@@ -318,7 +318,8 @@ class _Start:
     ) -> tuple[RolloutEngine, WeightSync]:
         """The sampler, and how the weights get to it. ``samplers`` is None for servers that run already."""
         if samplers is trainers:
-            return RemoteRollout(trainers, self.notices, None), SharedSync(trainers)
+            in_lockstep = config.asynchronous.mode == "colocate"
+            return RemoteRollout(trainers, self.notices, None, in_lockstep=in_lockstep), SharedSync(trainers)
         way = Way(
             bucket_bytes=config.rollout.weight_bucket_mib << 20,
             folder=Path(config.rollout.weight_folder or self.folder).expanduser().resolve(),

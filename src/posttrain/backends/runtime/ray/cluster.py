@@ -14,7 +14,14 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayError
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -210,7 +217,7 @@ class Cluster:
             return ray.get(promise, timeout=timeout_s)
         except GetTimeoutError:
             raise TimeoutError from None
-        except RayActorError as error:
+        except (RayActorError, OutOfMemoryError) as error:  # the latter: Ray has killed it, as its machine ran low on memory
             raise WorkerDied(str(error)) from error
 
     def on_node(self, node: str, function: Callable[..., T], *arguments: Any, timeout_s: float = 15.0) -> T:

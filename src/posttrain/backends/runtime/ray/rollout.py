@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.lockstep import HeldCaches, LockstepStream
 from posttrain.backends.runtime.ray.stream import RemoteStream
 from posttrain.backends.runtime.ray.watch import Member
 from posttrain.backends.runtime.ray.worker import Failure, Groups
@@ -27,13 +28,21 @@ class RemoteRollout:
 
     Args: workers has a member per copy of the sampler; ``renew`` starts another worker in a lost one's place and gives it the
         policy's weights (with True), or leaves that to a sync that follows; None: the samplers are the trainers, without which
-        nothing goes on.
+        nothing goes on; in_lockstep, streams are resumable and count passes (lockstep.LockstepStream), not seconds.
     """
 
     note = ""  # shown once, by the runtime
 
-    def __init__(self, workers: WorkerGroup, notices: Notices, renew: Callable[[Member, bool], Member] | None):
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        notices: Notices,
+        renew: Callable[[Member, bool], Member] | None,
+        *,
+        in_lockstep: bool = False,
+    ):
         self.workers = workers
+        self._in_lockstep, self._caches = in_lockstep, HeldCaches()
         self._notices = notices
         self._renew = renew
         self._version = 0
@@ -58,9 +67,11 @@ class RemoteRollout:
         self._calls += 1
         return _Sampling(self, prompts, sampling, self._calls).run(on_tokens, on_group)
 
-    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RemoteStream:
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> RemoteStream | LockstepStream:
         """See interfaces.rollout_engine."""
         self.mend(send=True)
+        if self._in_lockstep:
+            return LockstepStream(self.workers, sampling, on_tokens, self._caches)
         return RemoteStream(self.workers, sampling, on_tokens, lambda lost: self.replace(lost, send=True))
 
     def mend(self, *, send: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.backends.runtime.ray.led_stream import LedStream
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.started_roles import Starter, WorkerAssignment
 from posttrain.backends.runtime.ray.taking import Taker
@@ -55,6 +56,7 @@ class WorkerRoles:
         self.recording = Recording()  # of a profile; the driver calls it by name, too
         self.tokenizer = load_tokenizer(config.model)
         self._seat: StreamSeat | None = None
+        self._led: LedStream | None = None
         self._writers: dict[str, Callable[[Path], None]] = {}
         self._started = Starter(config, assignment, self.tokenizer, self.notices).start()
         self.roles = self._started.engines
@@ -186,6 +188,13 @@ class WorkerRoles:
             keeps = self.config.asynchronous.cache_on_new_weights == "keep"
             self._seat = StreamSeat(self.rollout, resumes=resumes, keeps_cache=keeps)
         return self._seat
+
+    @property
+    def led(self) -> LedStream:
+        """The sampler's stream where all workers advance by the same passes."""
+        if self._led is None:
+            self._led = LedStream(self.rollout, self.outbox, lambda: self._started.take_turn("rollout"))
+        return self._led
 
     @property
     def rollout(self) -> RolloutEngine:

@@ -1,0 +1,129 @@
+"""A sampler's stream in its worker, as ``lockstep`` leads it: a turn ends after agreed passes of the model, not after seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from posttrain.backends.runtime.ray.worker import GivenUp, Outbox
+from posttrain.interfaces.rollout_engine import Request, ResumableStream, RolloutEngine
+from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHere:
+    """The keys and values of a response, which stay in the worker that computed them."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Changes of a stream's requests, taken in before anything else."""
+
+    new: tuple[Request, ...] = ()
+    cancelled: tuple[str, ...] = ()  # sample ids
+    released: tuple[int, ...] = ()  # caches that nothing will continue from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedTurn:
+    """The result of a turn."""
+
+    ended: tuple[tuple[int, Trajectory], ...]  # with the pass of the turn in which each ended, from 1
+    paused: Mapping[str, CacheHere]  # caches of those that ended at their pause, by sample id
+    passes: int
+    tokens: int  # sampled
+
+
+@dataclass(slots=True)
+class LedStream:
+    """One stream at a time, of an engine whose streams are resumable. The driver calls its methods by name."""
+
+    engine: RolloutEngine
+    outbox: Outbox
+    take_turn: Callable[[], None]  # brings the sampler's weights to the device
+    _stream: ResumableStream | None = None
+    _tokens: int = 0  # of the turn
+    _pausing: set[str] = field(default_factory=set)
+    _caches: dict[int, object] = field(default_factory=dict)
+    _stored: int = 0  # caches so far
+
+    def open(self, sampling: SamplingParams) -> int:
+        """Returns: the stream's slots."""
+        self.take_turn()
+        self._stream = cast(ResumableStream, self.engine.open_stream(sampling, self._count))
+        self._pausing.clear()
+        return self._stream.slots
+
+    def turn(self, changes: Changes, timeout_s: float, passes: int | None) -> LedTurn:
+        """Make exactly so many passes, or as many as there are requests for; with None, sample until a response has ended or the
+        time is over."""
+        stream, begun = self._changed(changes), self.stream.passes
+        self._tokens = 0
+        ended: list[tuple[int, Trajectory]] = []
+        while True:
+            before = stream.passes
+            left = None if passes is None else passes - (before - begun)
+            ended += [
+                (stream.passes - begun, each) for each in stream.wait(timeout_s if left is None else math.inf, left)
+            ]
+            if passes is None or stream.passes in (before, begun + passes):
+                break
+        return LedTurn(
+            ended=tuple(ended),
+            paused=self._paused([each.sample_id for _, each in ended]),
+            passes=stream.passes - begun,
+            tokens=self._tokens,
+        )
+
+    def progress(self, since: Mapping[str, int]) -> list[Unfinished]:
+        return self.stream.progress(since)
+
+    def take_back(self, changes: Changes, keep_cache: bool) -> list[Unfinished]:
+        """See interfaces.rollout_engine.ResumableStream; caches stay here."""
+        back = self._changed(changes).take_back(keep_cache=keep_cache)
+        return [each if each.cache is None else replace(each, cache=self._store(each.cache)) for each in back]
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    @property
+    def stream(self) -> ResumableStream:
+        assert self._stream is not None, "no stream is open"
+        return self._stream
+
+    def _changed(self, changes: Changes) -> ResumableStream:
+        self.stream.cancel(changes.cancelled)
+        self.stream.submit([self._with_cache(request) for request in changes.new])
+        self._pausing |= {request.sample_id for request in changes.new if request.pauses}
+        for number in changes.released:
+            self._caches.pop(number, None)
+        return self.stream
+
+    def _with_cache(self, request: Request) -> Request:
+        """The request with the cache that its prefix names. A cache continues one response, once."""
+        if request.begun is None or not isinstance(request.begun.cache, CacheHere):
+            return request
+        return replace(request, begun=replace(request.begun, cache=self._caches.pop(request.begun.cache.number)))
+
+    def _paused(self, ended: list[str]) -> dict[str, CacheHere]:
+        names = [name for name in ended if name in self._pausing]
+        caches = {name: self.stream.take_cache(name) for name in names}
+        self._pausing.difference_update(names)
+        return {name: self._store(cache) for name, cache in caches.items() if cache is not None}
+
+    def _store(self, cache: object) -> CacheHere:
+        self._stored += 1
+        self._caches[self._stored] = cache
+        return CacheHere(self._stored)
+
+    def _count(self, tokens: int) -> None:
+        """Raises: GivenUp, in the middle of sampling, when the driver has left the step."""
+        if self.outbox.given_up:
+            raise GivenUp
+        self._tokens += tokens
