@@ -91,9 +91,7 @@ def test_a_replay_on_two_workers_is_equal(address: str, straight: Path, tmp_path
     assert results(again) == results(straight)
 
 
-def test_without_staleness_two_workers_make_the_synchronous_run(
-    address: str, tmp_path: Path, tiny_llama: Path
-) -> None:
+def test_without_staleness_two_workers_make_the_synchronous_run(address: str, tmp_path: Path, tiny_llama: Path) -> None:
     """I3, on two workers."""
     off = TWO | {"asynchronous": {"mode": "off"}}
     none = TWO | {"asynchronous": {"mode": "colocate", "max_staleness_steps": 0}}

@@ -23,8 +23,13 @@ def asynchronous_text(config: RunConfig, words: UserWords | None = None) -> str:
         f"{section.max_running_groups or most} groups sampled at a time; a group that is late is "
         + ("dropped, and sampled again once" if section.on_stale == "drop" else "waited for"),
     ]
-    if section.mode == "colocate" and len(policy_devices := config.policy.devices or range(config.placement.devices)) > 1:
-        lines.append(f"{len(policy_devices)} workers sample, each the same number of passes, so that decisions count no seconds")
+    if (
+        section.mode == "colocate"
+        and len(policy_devices := config.policy.devices or range(config.placement.devices)) > 1
+    ):
+        lines.append(
+            f"{len(policy_devices)} workers sample, each the same number of passes, so that decisions count no seconds"
+        )
     if section.mode == "separate":
         after = "every step" if section.sync_every_steps == 1 else f"every {section.sync_every_steps} steps"
         how = "between two tokens" if section.sync_between_tokens else "once the responses that have begun have ended"

@@ -15,8 +15,8 @@ class AsynchronousConfig(Section):
     mode: Literal["off", "one_step", "colocate", "separate"] = "off"
     """off: a step trains on what it samples. one_step: the next step's responses are sampled while this one trains. colocate:
     on the same devices, one or several; a step trains as soon as enough groups are complete, and unfinished responses keep
-    their tokens and continue under the new weights. separate: samplers with devices of their own work while the trainer does, and get new
-    weights between two tokens."""
+    their tokens and continue under the new weights. separate: samplers with devices of their own work while the trainer does,
+    and get new weights between two tokens."""
     max_staleness_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0.0)] = 1
     """Bound on staleness: steps that were trained between the weights of a group's oldest token and the step that trains it,
     waiting time included. It always holds: a group is only started when it can still be trained in time. With 1.5, groups

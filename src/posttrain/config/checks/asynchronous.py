@@ -146,8 +146,8 @@ def _engine_problems(config: RunConfig) -> Iterator[Problem]:
     policy, rollout = _devices_of(config)
     if runtime_of(config.placement) == "ray" and policy != rollout:
         yield Problem(
-            f"colocate samples on the policy's devices {policy}, whose workers stop after the same passes, and the sampler is placed "
-            f"on {rollout}",
+            f"colocate samples on the policy's devices {policy}, whose workers stop after the same passes, and the sampler is "
+            f"placed on {rollout}",
             fix=f"use rollout.devices={policy}, or {_MODE}=separate with devices that the policy does not have",
             field="rollout.devices",
         )

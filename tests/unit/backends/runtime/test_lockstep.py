@@ -19,10 +19,10 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 pytest.importorskip("ray")
-from posttrain.backends.runtime.ray.led_stream import LedStream  # noqa: E402
-from posttrain.backends.runtime.ray.lockstep import PASSES, HeldCaches, LockstepStream  # noqa: E402
-from posttrain.backends.runtime.ray.worker import Outbox  # noqa: E402
-from posttrain.backends.runtime.ray.worker_group import WorkerGroup  # noqa: E402
+from posttrain.backends.runtime.ray.led_stream import LedStream
+from posttrain.backends.runtime.ray.lockstep import PASSES, HeldCaches, LockstepStream
+from posttrain.backends.runtime.ray.worker import Outbox
+from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 
 SAMPLING = SamplingParams(max_response_tokens=40, ignore_eos=True, seed=7)
 PROMPTS = [tuple(b"first question"), tuple(b"and another"), tuple(b"a third"), tuple(b"the last of them")]
@@ -74,7 +74,9 @@ class Workers:
         handle.calls += 1
         return (lambda: attrgetter(path)(handle)(*arguments)) if method == "call" else lambda: None
 
-    def wait(self, promises: dict[Worker, Any], what: str, deadline_s: float, on_round: Any = None) -> dict[Worker, Any]:
+    def wait(
+        self, promises: dict[Worker, Any], what: str, deadline_s: float, on_round: Any = None
+    ) -> dict[Worker, Any]:
         order = sorted(promises, key=self.members.index, reverse=self.backwards)
         return {member: promises[member]() for member in order}
 

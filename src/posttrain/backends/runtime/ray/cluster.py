@@ -217,7 +217,10 @@ class Cluster:
             return ray.get(promise, timeout=timeout_s)
         except GetTimeoutError:
             raise TimeoutError from None
-        except (RayActorError, OutOfMemoryError) as error:  # the latter: Ray has killed it, as its machine ran low on memory
+        except (
+            RayActorError,
+            OutOfMemoryError,
+        ) as error:  # the latter: Ray has killed it, as its machine ran low on memory
             raise WorkerDied(str(error)) from error
 
     def on_node(self, node: str, function: Callable[..., T], *arguments: Any, timeout_s: float = 15.0) -> T:

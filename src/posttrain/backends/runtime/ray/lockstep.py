@@ -2,8 +2,8 @@
 
 In a turn every worker makes ``PASSES`` passes of its model, or as many as it has requests for, and all are waited for. What has
 ended in the turn is returned in the order of passes, and within a pass in that of ranks. The turns of a stream, and who samples
-what, are therefore a function of the requests and the weights, however fast each worker is. One worker alone is waited for until a
-response ends: it makes the very passes of a sampler in the driver's process.
+what, are therefore a function of the requests and the weights, however fast each worker is. One worker alone is waited for
+until a response ends: it makes the very passes of a sampler in the driver's process.
 """
 
 from __future__ import annotations
