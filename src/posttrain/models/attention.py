@@ -18,14 +18,18 @@ from posttrain.models.sequence_parallel import SplitRow, attend_split
 
 NAME = "posttrain"
 
-# Keywords by which transformers' models request unsupported features: soft-capped scores, attention sinks, biases on scores.
-NOT_COMPUTED = ("softcap", "s_aux", "sinks", "position_bias")
+KNOWN = "choose a Llama, Qwen, Mistral, Gemma, Phi, OLMo or SmolLM model"  # what to do about a model that is not supported
+
+# Keywords by which transformers' models request unsupported features: attention sinks, biases on scores.
+NOT_COMPUTED = ("s_aux", "sinks", "position_bias")
 
 
 class Cache(Protocol):
     """Key/value cache of earlier tokens."""
 
-    def attend(self, layer: int, query: Tensor, scaling: float, window: int | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, scaling: float, window: int | None = None, softcap: float | None = None
+    ) -> Tensor:
         """Compute attention of one new token per row, [rows, heads, head_dim], over the tokens visible to that row."""
         ...
 
@@ -52,18 +56,28 @@ def attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    attention_layout: Packed | SplitRow | CachedRows,
+    attention_layout: Packed | SplitRow | CachedRows | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention of one layer, in the calling convention of transformers.
 
     Args: query [B, heads, Q, head_dim]; key, value [B, kv_heads, K, head_dim] with heads a multiple of kv_heads;
-        sliding_window: a query sees at most this many of the latest keys, itself included. Dropout is omitted on purpose:
+        sliding_window: a query sees at most this many of the latest keys, itself included; softcap c: scores x
+            are replaced by c tanh(x / c) (Gemma 2). Dropout is omitted on purpose:
             the trainer must score exactly the sampled distribution.
     Returns: [B, Q, heads, head_dim], None.
     Raises: ModelError when the model requests a feature that this attention does not compute.
     """
+    if attention_layout is None:
+        raise ModelError(
+            Problem(
+                f"{type(module).__name__} is not given the keywords of its model's forward pass, which say how sequences are packed",
+                fix=KNOWN,
+                field="model.path",
+            )
+        )
     more = [name for name in NOT_COMPUTED if unused.get(name) is not None]
     if attention_mask is not None:
         more.append("attention_mask")
@@ -71,13 +85,14 @@ def attention(
         raise ModelError(
             Problem(
                 f"{type(module).__name__} passes {', '.join(more)} to its attention, which is not supported",
-                fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model",
+                fix=KNOWN,
                 field="model.path",
             )
         )
     if isinstance(attention_layout, Packed):
-        return attend_packed(query, key, value, attention_layout, scaling, sliding_window), None
+        return attend_packed(query, key, value, attention_layout, scaling, sliding_window, softcap), None
     if isinstance(attention_layout, SplitRow):
-        return attend_split(query, key, value, attention_layout, scaling, sliding_window), None
-    output = attention_layout.cache.attend(module.layer_idx, query[:, :, 0], scaling, sliding_window)  # type: ignore[arg-type]
+        return attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap), None
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    output = attention_layout.cache.attend(layer, query[:, :, 0], scaling, sliding_window, softcap)
     return output[:, None], None

@@ -17,7 +17,18 @@ from torch.autograd.function import once_differentiable
 # Classes with a fused forward pass, by full name: a subclass, or a class of a model's own code, may differ.
 LLAMA_NORMS = {
     f"transformers.models.{family}.modeling_{family}.{name}RMSNorm"
-    for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
+    for family, name in {
+        "granite": "Granite",
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "mixtral": "Mixtral",
+        "phi3": "Phi3",
+        "qwen2": "Qwen2",
+        "qwen2_moe": "Qwen2Moe",
+        "qwen3": "Qwen3",
+        "qwen3_moe": "Qwen3Moe",
+        "smollm3": "SmolLM3",
+    }.items()
 }
 GEMMA_NORMS = {
     f"transformers.models.{family}.modeling_{family}.{name}RMSNorm"

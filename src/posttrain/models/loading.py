@@ -27,7 +27,7 @@ from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.hub import restored
-from posttrain.models.attention import NAME, register_attention
+from posttrain.models.attention import KNOWN, NAME, register_attention
 from posttrain.models.rope import KEYS as ROPE_KEYS
 from posttrain.models.rope import has_rope, override_rope, rope_for_servers
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
@@ -216,7 +216,7 @@ def load_causal_lm(
         raise ModelError(
             Problem(
                 f"{type(model).__name__} at {path} does not use transformers' attention interface",
-                fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model",
+                fix=KNOWN,
                 field=field,
             )
         )
@@ -261,9 +261,7 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
     """Raises: ModelError for architectures whose attention computes more than ours, which would give wrong results."""
     config = whole.get_text_config()
     found = None
-    if getattr(config, "attn_logit_softcapping", None):
-        found = "soft-capped attention logits"
-    elif getattr(config, "model_type", "") == "gpt_oss":
+    if getattr(config, "model_type", "") == "gpt_oss":
         found = "attention sinks"
     elif getattr(config, "kv_lora_rank", None):
         found = "multi-head latent attention"
@@ -279,7 +277,7 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
         raise ModelError(
             Problem(
                 f"{getattr(config, 'model_type', 'this model')} at {path} uses {found}, which is not supported",
-                fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model",
+                fix=KNOWN,
                 field=field,
             )
         )

@@ -106,26 +106,34 @@ def _packed(alone: Sequence[tuple[int, int]], sharing: Sequence[_Sharing], devic
 
 
 def attend_packed(
-    query: Tensor, key: Tensor, value: Tensor, layout: Packed, scaling: float, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Packed,
+    scaling: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Compute attention of one layer over a packed row.
 
     Args: query [1, heads, N, head_dim]; key, value [1, kv_heads, N, head_dim]; window: a query sees at most this many of the
-        latest keys, itself included.
+        latest keys, itself included; softcap c: scores x, the products times scaling, are replaced by c tanh(x / c), which
+        torch's fused kernels do not compute: memory then grows with length^2.
     Returns: [1, N, heads, head_dim].
     """
     heads, kv_heads = query.shape[1], key.shape[1]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
     numbers = range(len(layout.buckets))
-    plain = [query.device.type == "cpu" and bucket.keys <= LONGEST_PLAIN for bucket in layout.buckets]
+    on_cpu = query.device.type == "cpu"
+    plain = [softcap is not None or (on_cpu and bucket.keys <= LONGEST_PLAIN) for bucket in layout.buckets]
     if all(plain):
         biases = [layout.bias(number, window) for number in numbers]
-        return attend_plain(queries, keys, values, layout.places(heads, kv_heads), biases, scaling)[None]
+        return attend_plain(queries, keys, values, layout.places(heads, kv_heads), biases, scaling, softcap)[None]
     outputs = []
     for number, bucket in enumerate(layout.buckets):
         if plain[number]:
             places, bias = layout.places(heads, kv_heads, number), layout.bias(number, window)
-            outputs.append(attend_plain(queries, keys, values, places, [bias], scaling))
+            outputs.append(attend_plain(queries, keys, values, places, [bias], scaling, softcap))
             continue
         q, k, v = (
             _padded(states, bucket.tokens, bucket.places, bucket.rows, bucket.length) for states in (query, key, value)

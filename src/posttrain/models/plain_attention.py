@@ -5,7 +5,8 @@ All tensors have the order [groups, kv_heads, members, shared, L], so that each 
 that share a key head, and members of a group that share a prompt, are rows of one matrix. One gather brings tokens into that
 order, one brings them back, without copies in between. With weights W = softmax(scaling Q K'), O = W V and an incoming
 gradient dO: dW = dO V', dS = scaling (dW W - W rowsum(dW W)), dQ = dS K, dK = dS' Q, dV = W' dO (arXiv:2205.14135, appendix B.2;
-its rowsum(dO O) is the same number, but less precise with outputs rounded to bfloat16).
+its rowsum(dO O) is the same number, but less precise with outputs rounded to bfloat16). With a soft cap c, scores x become
+c tanh(x / c), and dS is multiplied by its slope 1 - tanh(x / c)^2.
 """
 
 from __future__ import annotations
@@ -120,21 +121,34 @@ def _filled(tokens: Tensor, places: Tensor, size: int) -> Tensor:
 
 
 def attend_plain(
-    query: Tensor, key: Tensor, value: Tensor, places: Places, biases: Sequence[Tensor], scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    places: Places,
+    biases: Sequence[Tensor],
+    scaling: float,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Compute softmax(scaling q k' + bias) v for the tokens of ``places``.
+    """Compute softmax(scaling q k' + bias) v for the tokens of ``places``, with scores capped where softcap says so.
 
     Args: query [N, heads, D]; key, value [N or more, kv_heads, D]; biases: for each part [G or 1, L, P + L] float32, 0 or -inf.
     Returns: [n, heads, D], in the order of ``places.tokens``.
     """
-    output: Tensor = _AttendPlain.apply(query, key, value, places, tuple(biases), scaling)
+    output: Tensor = _AttendPlain.apply(query, key, value, places, tuple(biases), scaling, softcap)
     return output
 
 
 class _AttendPlain(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, places: Places, biases: tuple[Tensor, ...], scaling: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        places: Places,
+        biases: tuple[Tensor, ...],
+        scaling: float,
+        softcap: float | None,
     ) -> Tensor:
         heads, dim = query.shape[1:]
         kept: list[Tensor | None] = []
@@ -142,13 +156,13 @@ class _AttendPlain(torch.autograd.Function):
         for part, bias in zip(places.parts, biases, strict=True):
             q, k, v = _rows(query, part.queries), _rows(key, part.keys), _rows(value, part.keys)
             kp, vp = (None if part.prefix_keys is None else _rows(each, part.prefix_keys) for each in (key, value))
-            weights = _weights(part, q, k, kp, bias, scaling)
+            weights, slope = _weights(part, q, k, kp, bias, scaling, softcap)
             rounded = weights.to(q.dtype)
             output = (part.own(rounded[..., part.prefix :]) @ part.own(v)).view(-1, dim)
             if vp is not None:
                 output += (part.together(rounded[..., : part.prefix]) @ part.together(vp)).view(-1, dim)
             outputs.append(output)
-            kept += [q, k, v, kp, vp, weights]
+            kept += [q, k, v, kp, vp, weights, slope]
         ctx.save_for_backward(*kept)
         ctx.places, ctx.scaling = places, scaling
         ctx.sizes = query.shape, key.shape
@@ -168,7 +182,7 @@ class _AttendPlain(torch.autograd.Function):
         for part, of_output in zip(
             places.parts, incoming.split([len(part.queries) for part in places.parts]), strict=True
         ):
-            q, k, v, kp, vp, weights = (next(kept) for _ in range(6))
+            q, k, v, kp, vp, weights, capped = (next(kept) for _ in range(7))
             rounded = weights.to(q.dtype)
             of_own, own = part.own(of_output), part.own(weights[..., part.prefix :])
             product = _as_precise(of_own @ part.own(v).transpose(1, 2), own)  # dW * W
@@ -178,12 +192,18 @@ class _AttendPlain(torch.autograd.Function):
                 of_all, shown = part.together(of_output), part.together(weights[..., : part.prefix])
                 of_prompt = _as_precise(of_all @ part.together(vp).transpose(1, 2), shown)
                 total += of_prompt.sum(dim=-1, keepdim=True).view(-1, 1)
-                slope = of_prompt.addcmul_(shown, part.together(total), value=-1).to(q.dtype)
+                of_prompt.addcmul_(shown, part.together(total), value=-1)
+                if capped is not None:
+                    of_prompt.mul_(part.together(capped[..., : part.prefix]))
+                slope = of_prompt.to(q.dtype)
                 before = (slope @ part.together(kp)).view(-1, dim)
                 grad_kp = (slope.transpose(1, 2) @ part.together(q)).mul_(scaling).view(-1, dim)
                 grad_vp = (part.together(rounded[..., : part.prefix]).transpose(1, 2) @ of_all).view(-1, dim)
                 prompts.append((part, grad_kp, grad_vp))
-            slope = product.addcmul_(own, part.own(total), value=-1).to(q.dtype)
+            product.addcmul_(own, part.own(total), value=-1)
+            if capped is not None:
+                product.mul_(part.own(capped[..., part.prefix :]))
+            slope = product.to(q.dtype)
             grad_q = (slope @ part.own(k)).view(-1, dim)
             if kp is not None:
                 grad_q += before
@@ -198,11 +218,20 @@ class _AttendPlain(torch.autograd.Function):
                 added = of_prompt.index_select(0, part.prefix_places).view(-1, *whole.shape[1:])
                 # A token stands in one prompt of a bucket
                 whole[part.prefix_tokens] = whole[part.prefix_tokens] + added
-        return grad_query, grad_key, grad_value, None, None, None
+        return grad_query, grad_key, grad_value, None, None, None, None
 
 
-def _weights(part: BucketRows, q: Tensor, k: Tensor, kp: Tensor | None, bias: Tensor, scaling: float) -> Tensor:
-    """Return [G, kv, M, shared, L, P + L] in float32 at least: rounding to bfloat16 would add a fifth to the gradients' error."""
+def _weights(
+    part: BucketRows,
+    q: Tensor,
+    k: Tensor,
+    kp: Tensor | None,
+    bias: Tensor,
+    scaling: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return [G, kv, M, shared, L, P + L] in float32 at least: rounding to bfloat16 would add a fifth to the gradients' error.
+    And, with a cap, its slope at every score."""
     kv_heads = len(part.keys) // (part.groups * part.members * part.length)
     shape = part.groups, kv_heads, part.members, -1, part.length
     own = (part.own(q) @ part.own(k).transpose(1, 2)).view(*shape, part.length)
@@ -211,8 +240,13 @@ def _weights(part: BucketRows, q: Tensor, k: Tensor, kp: Tensor | None, bias: Te
     scores[..., part.prefix :] = own
     if kp is not None:
         scores[..., : part.prefix] = (part.together(q) @ part.together(kp).transpose(1, 2)).view(*shape, part.prefix)
-    torch.add(bias[:, None, None, None], scores, alpha=scaling, out=scores)
-    return scores.softmax(dim=-1)
+    if softcap is None:
+        torch.add(bias[:, None, None, None], scores, alpha=scaling, out=scores)
+        return scores.softmax(dim=-1), None
+    bent = scores.mul_(scaling / softcap).tanh_()
+    slope = 1 - bent.square()
+    torch.add(bias[:, None, None, None], bent, alpha=softcap, out=scores)
+    return scores.softmax(dim=-1), slope
 
 
 def _as_precise(rounded: Tensor, weights: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class Routers:
 
     @contextmanager
     def recording(self) -> Iterator[Mapping[int, Tensor]]:
-        """Record the experts that the passes inside the ``with`` block choose. Yields: layer -> [tokens, chosen], of the last
-        pass; ``stacked`` makes them one tensor."""
+        """Record the experts that are chosen inside the ``with`` block. Yields: layer -> [tokens, chosen], of all its passes one
+        after the other; ``stacked`` makes them one tensor."""
         recorded: dict[int, Tensor] = {}
         self._recorded = recorded
         try:
@@ -98,7 +98,8 @@ class Routers:
     def _hook(self, layer: int) -> Any:
         def routed(module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
             if self._recorded is not None:
-                self._recorded[layer] = output[2]
+                before = self._recorded.get(layer)
+                self._recorded[layer] = output[2] if before is None else torch.cat([before, output[2]])
             if self._replayed is None and self._counted is None:
                 return None
             logits, weights, chosen = output

@@ -33,13 +33,19 @@ def stretch(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def attend_split(
-    query: Tensor, key: Tensor, value: Tensor, row: SplitRow, scaling: float, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row: SplitRow,
+    scaling: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Compute attention of one layer over a split row.
 
     Args: query [1, heads, n, head_dim] of this device's n tokens; key, value [1, kv_heads, n, head_dim]; the number of devices
         divides heads. Key/value heads are repeated until it divides them, too; a head needed by several devices then goes to
-        each of them. window as in attend_packed.
+        each of them. window, softcap as in attend_packed.
     Returns: [1, n, heads, head_dim].
     """
     devices = row.group.size()
@@ -53,7 +59,7 @@ def attend_split(
     whole = received.transpose(0, 1).flatten(1, 2)[None, :, : row.tokens]
     query, key, value = whole.split(sizes, dim=1)
     # [1, N, heads here, head_dim]
-    output = attend_packed(query, key, value, row.layout, scaling, window)
+    output = attend_packed(query, key, value, row.layout, scaling, window, softcap)
     filled = pad(output[0], (0, 0, 0, 0, 0, devices * length - row.tokens))
     # Each device's heads of my tokens.
     back = _Exchange.apply(filled.view(devices, length, sizes[0], dim), row.group)

@@ -26,7 +26,7 @@ from posttrain.config.reward import CLASSIFIERS
 from posttrain.errors import ModelError, Problem
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.weight_names import OF_A_HEAD, SCORE_HEAD, score_head_in
-from posttrain.models.attention import NAME, register_attention
+from posttrain.models.attention import KNOWN, NAME, register_attention
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
 
@@ -99,7 +99,7 @@ def load_value_model(
         raise ModelError(Problem(what, fix=fix, field=field))
     if not model._supports_attention_backend:
         what = f"{type(model).__name__} at {path} does not use transformers' attention interface"
-        raise ModelError(Problem(what, fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model", field=field))
+        raise ModelError(Problem(what, fix=KNOWN, field=field))
     with torch.no_grad():
         for name, weight in head.named_parameters():
             if f"{head_name}.{name}" in missing:  # filled with random numbers by transformers
@@ -225,7 +225,7 @@ def _derived(config: PretrainedConfig, path: str, field: str, kind: str, generic
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if causal is None:
         what = f"{config.model_type} at {path} is not a causal language model that transformers knows"
-        raise ModelError(Problem(what, fix="choose a Llama, Qwen2, Qwen3, Mistral or SmolLM model", field=field))
+        raise ModelError(Problem(what, fix=KNOWN, field=field))
     family = next(parent for parent in causal.__mro__ if PreTrainedModel in parent.__bases__)
     name = causal.__name__.replace("ForCausalLM", f"For{kind}")
     return type(name, (generic, family), {})

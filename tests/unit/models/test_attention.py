@@ -274,7 +274,7 @@ def test_attention_behind_a_shared_prompt_by_hand(kernel: str) -> None:
     assert got == pytest.approx([3.0, 4.5, (6 + 12) / 2, (6 + 30) / 2, (30 + 9) / 2])
 
 
-@pytest.mark.parametrize("keyword", ["softcap", "s_aux"])
+@pytest.mark.parametrize("keyword", ["position_bias", "s_aux"])
 def test_model_that_asks_for_more_than_we_compute_is_refused(keyword: str) -> None:
     """Architectures that nobody has listed: better no run than a wrong one."""
     states = [torch.randn(1, 1, 3, 4) for _ in range(3)]
@@ -284,6 +284,16 @@ def test_model_that_asks_for_more_than_we_compute_is_refused(keyword: str) -> No
         attention(torch.nn.Module(), *states, None, **call, **{keyword: torch.ones(1)})
     with pytest.raises(ModelError, match="passes attention_mask"):
         attention(torch.nn.Module(), *states, torch.zeros(1, 1, 3, 3), **call)
+    with pytest.raises(ModelError, match="Module is not given the keywords of its model's forward pass"):
+        attention(torch.nn.Module(), *states, None, scaling=1.0)
+
+
+def test_soft_cap_by_hand() -> None:
+    """A query of 1 sees keys 0 and 2 with a cap of 2: scores 0 and 2 tanh(2 / 2) = 1.5232, so the second value, 1, weighs
+    e^1.5232 / (1 + e^1.5232) = 4.5868 / 5.5868 = 0.8210."""
+    query, key, value = (torch.tensor(numbers).view(1, 1, 2, 1) for numbers in ([1.0, 1.0], [0.0, 2.0], [0.0, 1.0]))
+    got = attend_packed(query, key, value, packed_layout([2]), 1.0, None, 2.0).flatten().tolist()
+    assert got == pytest.approx([0.0, 0.8210], abs=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------- shared prompts
@@ -359,11 +369,13 @@ def test_gradients_of_a_row_are_the_numeric_ones(longest: int, monkeypatch: pyte
     ]
     plain = [bucket.keys <= longest for bucket in layout.buckets]
     assert {1024: all(plain), 12: any(plain) and not all(plain), 0: not any(plain)}[longest]
-    for window in (None, 3):
+    for window, softcap in ((None, None), (3, None), (3, 1.5)):
         weights = torch.randn(1, 35, 4, 2, generator=generator, dtype=torch.float64)
 
-        def loss(*states: Tensor, window: int | None = window, weights: Tensor = weights) -> Tensor:
-            return (attend_packed(*states, layout, 0.7, window) * weights).sum()
+        given = 0.7, window, softcap
+
+        def loss(*states: Tensor, given: Any = given, weights: Tensor = weights) -> Tensor:
+            return (attend_packed(*states, layout, *given) * weights).sum()
 
         assert torch.autograd.gradcheck(loss, states, fast_mode=True)
 

@@ -27,7 +27,8 @@ SIZES = {
     "pad_token_id": 0,
 }
 # Norms of a model: two per layer and a last one; Qwen3 has two more per layer, on queries and keys; Gemma 3 has four and two.
-NORMS = {"llama": 5, "mistral": 5, "qwen2": 5, "qwen3": 9, "gemma": 5, "gemma3_text": 13}
+NORMS = {"llama": 5, "mistral": 5, "qwen2": 5, "qwen3": 9, "gemma": 5, "gemma2": 9, "gemma3_text": 13}
+NORMS |= {"granite": 5, "mixtral": 5, "phi3": 5, "qwen2_moe": 5, "qwen3_moe": 9, "smollm3": 5}
 
 
 def build(family: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -151,7 +151,6 @@ def write_config(folder: Path, model_type: str, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("gemma2", {"attn_logit_softcapping": 50.0}, "soft-capped attention logits"),
         ("gpt_oss", {}, "attention sinks"),
         ("deepseek_v3", {}, "multi-head latent attention"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),

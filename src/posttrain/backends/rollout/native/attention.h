@@ -94,28 +94,29 @@ template <class T>
 struct Queries {
     typedef typename Left<T>::type Factor;
 
-    int64_t dim;
-    float scaling;
+    int64_t dim, padded;  // numbers of a head, and in whole LANES
+    float scaling, softcap;
     std::vector<Factor> queries;       // [count][dim]
     std::vector<int64_t> from, to;     // [count], the keys that each sees
     std::vector<float> most, total;    // [count], the largest score so far, and the sum of the weights
-    std::vector<float> sums;           // [count][dim], of weighted values
+    std::vector<float> sums;           // [count][padded], of weighted values; the last LANES are those that end a head
     std::vector<float> scores;         // [TALL][CHUNK]
     std::vector<Factor> weights;       // [TALL][CHUNK]
 
-    void begin(int64_t count, int64_t head_dim, float of_scores) {
-        dim = head_dim, scaling = of_scores;
+    // Scores are products times `of_scores`, and then, for a cap that is not 0, cap * tanh(score / cap).
+    void begin(int64_t count, int64_t head_dim, float of_scores, float cap) {
+        dim = head_dim, padded = (dim + LANES - 1) / LANES * LANES, scaling = of_scores, softcap = cap;
         queries.resize(count * dim);
         from.resize(count), to.resize(count);
         most.assign(count, -INFINITY);
         total.assign(count, 0);
-        sums.assign(count * dim, 0);
+        sums.assign(count * padded, 0);
         scores.resize(TALL * CHUNK);
         weights.resize(TALL * CHUNK);
     }
 
     void put(int64_t row, const T *query) {
-        for (int64_t i = 0; i < dim; i += LANES) store(load(query + i), queries.data() + row * dim + i);
+        blocks(dim, [&](int64_t i) { store(load(query + i), queries.data() + row * dim + i); });
     }
 
     // Over keys [dim][room] and values [room][dim], for the rows from `first` to `last`.
@@ -139,7 +140,8 @@ struct Queries {
 
     void give(int64_t row, T *output) const {
         float share = 1 / total[row];
-        for (int64_t i = 0; i < dim; i += LANES) store(load(sums.data() + row * dim + i) * share, output + i);
+        for (int64_t i = 0; i < padded; i += LANES)
+            store(load(sums.data() + row * padded + i) * share, output + std::min(i, dim - LANES));
     }
 
    private:
@@ -155,7 +157,8 @@ struct Queries {
         for (int i = 0; i < ROWS; i++) weigh(row + i, i, begin, width);
         for (first = 0; first + BROAD * LANES <= dim; first += BROAD * LANES)
             mix<ROWS, BROAD>(row, values + begin * dim + first, end - begin, first);
-        for (; first < dim; first += LANES) mix<ROWS, 1>(row, values + begin * dim + first, end - begin, first);
+        for (; first < dim; first += LANES)
+            mix<ROWS, 1>(row, values + begin * dim + std::min(first, dim - LANES), end - begin, first);
     }
 
     template <int ROWS, int WIDE>
@@ -172,16 +175,16 @@ struct Queries {
     template <int ROWS, int WIDE>
     void mix(int64_t row, const T *values, int64_t depth, int64_t first) {
         Lanes found[ROWS][WIDE];
-        float *of_row = sums.data() + row * dim + first;
+        float *of_row = sums.data() + row * padded + first;
         ALL_AT_ONCE
         for (int i = 0; i < ROWS; i++)
             ALL_AT_ONCE
-            for (int block = 0; block < WIDE; block++) found[i][block] = load(of_row + i * dim + block * LANES);
+            for (int block = 0; block < WIDE; block++) found[i][block] = load(of_row + i * padded + block * LANES);
         multiply<ROWS, WIDE>(weights.data(), CHUNK, values, dim, depth, found);
         ALL_AT_ONCE
         for (int i = 0; i < ROWS; i++)
             ALL_AT_ONCE
-            for (int block = 0; block < WIDE; block++) store(found[i][block], of_row + i * dim + block * LANES);
+            for (int block = 0; block < WIDE; block++) store(found[i][block], of_row + i * padded + block * LANES);
     }
 
     // The weights of the row's scores, which are those of line i; what was added up before is corrected for a larger score.
@@ -193,6 +196,9 @@ struct Queries {
             std::memset((void *)weight, 0, width * sizeof(Factor));
             return;
         }
+        if (softcap > 0)
+            for (int64_t k = 0; k < width; k += LANES)
+                store(hyperbolic_tangent(load(line + k) / softcap) * softcap, line + k);
         std::fill(line, line + low, -INFINITY);
         std::fill(line + high, line + width, -INFINITY);
         Lanes largest = load(line);
@@ -205,8 +211,8 @@ struct Queries {
         if (now > most[row] && total[row] > 0) {
             float correction = exponential(most[row] - now - Lanes{})[0];
             total[row] *= correction;
-            for (int64_t d = 0; d < dim; d += LANES)
-                store(load(sums.data() + row * dim + d) * correction, sums.data() + row * dim + d);
+            for (int64_t d = row * padded; d < (row + 1) * padded; d += LANES)
+                store(load(sums.data() + d) * correction, sums.data() + d);
         }
         most[row] = now;
         Lanes added = {};

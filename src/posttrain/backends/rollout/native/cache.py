@@ -222,10 +222,13 @@ class KeyValueCache:
             self.prompts.keys[layer][prompt_slot, :, :, :length] = keys[:, :, :length]
             self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]
 
-    def attend(self, layer: int, query: Tensor, scaling: float, window: int | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, scaling: float, window: int | None = None, softcap: float | None = None
+    ) -> Tensor:
         """Compute attention of one new token per row over its prompt and its response so far, itself included.
 
-        One softmax over both parts, in float32. ``window``: only this many of the latest positions are visible.
+        One softmax over both parts, in float32. ``window``: only this many of the latest positions are visible; ``softcap`` c:
+        scores x, the products times ``scaling``, are replaced by c tanh(x / c).
 
         Args: query [rows, heads, head_dim], heads a multiple of kv_heads. Returns: [rows, heads, head_dim].
         """
@@ -240,7 +243,11 @@ class KeyValueCache:
         to_prompt = self._by_row(torch.bmm(self._by_prompt(query), prompt_keys), rows)
         to_response = torch.bmm(query.view(rows * kv, heads // kv, dim), keys).view(rows, heads, response_len)
         scores = torch.cat([to_prompt, to_response], dim=2)
-        weights = torch.add(self._mask(window), scores, alpha=scaling).softmax(dim=2).to(query.dtype)
+        if softcap is None:
+            masked = torch.add(self._mask(window), scores, alpha=scaling)
+        else:
+            masked = torch.add(self._mask(window), (scores.float() * (scaling / softcap)).tanh_(), alpha=softcap)
+        weights = masked.softmax(dim=2).to(query.dtype)
         of_prompt, of_response = weights.split([prompt_len, response_len], dim=2)
         output = torch.bmm(of_response.reshape(rows * kv, heads // kv, response_len), values).view(rows, heads, dim)
         return output + self._by_row(torch.bmm(self._by_prompt(of_prompt), prompt_values), rows)

@@ -9,81 +9,52 @@ it is tested against the model itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import LANES, Kernels
-from posttrain.backends.rollout.native.products import Product, stacked_product
-from posttrain.models.fused_layers import GEMMA_NORMS, LLAMA_NORMS
-from posttrain.models.lora import effective_weight
+from posttrain.backends.rollout.native.kernels import LANES, Kernels, Turn
+from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, product, unknown_part
+from posttrain.backends.rollout.native.products import Product
 from posttrain.models.packed_attention import Packed, attend_packed
 
-LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-SANDWICH_PARTS = LAYER_PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-NORMED_ATTENTION_PARTS = ATTENTION_PARTS | {"q_norm", "k_norm"}
-MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+NORMS = ("norm", "final_layernorm")  # a body's last one, by its name
+# Tokens that go through a layer at a time: what is between its products then stays in a processor's cache
+PREFILL_ROWS = 512
+UNTURNED = "unturned"  # kind of the layers without position embeddings
 
-SILU = (nn.SiLU, SiLUActivation)
-PREFILL_ROWS = (
-    512  # tokens that go through a layer at a time: what is between its products then stays in a processor's cache
-)
-
-Turn = tuple[Tensor, Tensor]
-Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
 # From a layer's number, its queries and keys, values and turn, as Kernels.attend takes them: its attention.
 Attend = Callable[[int, Tensor, Tensor, Turn], Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """The functions of one layer, with its current weights."""
-
-    norms: dict[str, Rows]  # by module name
-    query_key_value: Product
-    output: Product
-    gate_up: Product
-    activation: Rows  # of gate and up, concatenated
-    down: Product
 
 
 def unknown_parts(model: PreTrainedModel) -> str:
     """Return the reason why this pass does not support the layers of ``model``; "" when it does."""
     body: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
-    if not all(hasattr(body, name) for name in ("layers", "embed_tokens", "norm", "rotary_emb")):
+    parts = all(hasattr(body, name) for name in ("layers", "embed_tokens", "rotary_emb"))
+    if not parts or not any(hasattr(body, name) for name in NORMS):
         return f"{type(body).__name__} does not consist of embed_tokens, layers, norm and rotary_emb"
+    reasons = (unknown_part(layer, head_dim_of(model)) for layer in body.layers)
+    return next((reason for reason in reasons if reason), "")
+
+
+def head_dim_of(model: PreTrainedModel) -> int:
+    """Return the width of an attention head."""
     config = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    for kind in set(_kinds(model)):
-        turned = getattr(body.rotary_emb, "inv_freq" if kind is None else f"{kind}_inv_freq", ())
-        if 2 * len(turned) != head_dim:
-            return f"{type(body.rotary_emb).__name__} does not rotate every number of a head"
-    for layer in body.layers:
-        for module, known in (
-            (layer, (LAYER_PARTS, SANDWICH_PARTS)),
-            (getattr(layer, "self_attn", None), (ATTENTION_PARTS, NORMED_ATTENTION_PARTS)),
-            (getattr(layer, "mlp", None), (MLP_PARTS,)),
-        ):
-            parts = {name for name, _ in module.named_children()} if module is not None else set()
-            if not any(parts == one for one in known):
-                return f"{type(module).__name__} consists of {', '.join(sorted(parts)) or 'nothing'}"
-    return ""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _kinds(model: PreTrainedModel) -> list[str | None]:
     """Return, for every layer, the key of its position embeddings; None where all layers share them."""
     body: Any = model.get_decoder()
+    kinds: list[str | None] = [None] * len(body.layers)
     if hasattr(body.rotary_emb, "layer_types"):
-        return list(model.config.get_text_config().layer_types)
-    return [None] * len(body.layers)
+        kinds = list(model.config.get_text_config().layer_types)
+    turned = (getattr(layer.self_attn, "use_rope", True) for layer in body.layers)
+    return [kind if turns else UNTURNED for kind, turns in zip(kinds, turned, strict=True)]
 
 
 def _not_read(hidden: Tensor) -> Tensor:
@@ -100,70 +71,40 @@ class Decoder:
         config = model.config.get_text_config()
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        # Scaling and window of each layer's attention: modules pass them in different ways, so the trial records them.
-        self.attention_settings: list[tuple[float, int | None]] = []
-        self.sandwich = any(hasattr(layer, "pre_feedforward_layernorm") for layer in self.body.layers)
+        self.head_dim = head_dim_of(model)
+        self.clip: float | None = getattr(config, "clip_qkv", None)
+        self.embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
+        # Scaling, window and soft cap of each layer's attention: modules pass them in different ways, so the trial records them.
+        self.attention_settings: list[tuple[float, int | None, float | None]] = []
         self.kinds = _kinds(model)
-        self.layers: list[_Layer] = []
+        self.layers: list[Layer] = []
         self.norm: Rows = _not_read
         self.head: Product = _not_read
 
     def read_weights(self) -> None:
         """Read the model's current weights."""
         self.layers = []  # frees the previous copies first: there is no room for two
-        self.layers = [self._read(layer) for layer in self.body.layers]
-        self.norm = self._norm(self.body.norm)
-        self.head = self._product(self.model.get_output_embeddings())
+        reader = Reader(self.kernels, self.head_dim, self.clip)
+        self.layers = [reader.layer(layer) for layer in self.body.layers]
+        self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
+        self.head = product(self.model.get_output_embeddings())
 
     def drop_weights(self) -> None:
         """Free the packed copies of the weights."""
         self.layers = []
         self.norm = self.head = _not_read
 
-    def _read(self, module: Any) -> _Layer:
-        attention, mlp = module.self_attn, module.mlp
-        found = [*module.named_children(), *attention.named_children()]
-        return _Layer(
-            norms={name: self._norm(one) for name, one in found if name.endswith("norm")},
-            query_key_value=self._product(attention.q_proj, attention.k_proj, attention.v_proj),
-            output=self._product(attention.o_proj),
-            gate_up=self._product(mlp.gate_proj, mlp.up_proj),
-            activation=self._activation(mlp),
-            down=self._product(mlp.down_proj),
-        )
-
-    def _product(self, *modules: nn.Module) -> Product:
-        biases: list[Tensor | None] = [cast(Any, getattr(module, "base_layer", module)).bias for module in modules]
-        return stacked_product([effective_weight(module) for module in modules], biases)
-
-    def _norm(self, module: Any) -> Rows:
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        if self.kernels is None or kind not in LLAMA_NORMS | GEMMA_NORMS:
-            return cast(Rows, module)
-        weight, one_more = module.weight.detach(), kind in GEMMA_NORMS
-        if weight.dtype != self.kernels.dtype or len(weight) % LANES:
-            return cast(Rows, module)
-        eps = module.eps if one_more else module.variance_epsilon
-        return partial(self.kernels.norm, weight=weight, eps=eps, one_more=one_more)
-
-    def _activation(self, mlp: Any) -> Rows:
-        if self.kernels is not None and isinstance(mlp.act_fn, SILU) and mlp.gate_proj.out_features % LANES == 0:
-            return self.kernels.swiglu
-
-        def gated(gate_up: Tensor) -> Tensor:
-            gate, up = gate_up.chunk(2, dim=1)
-            activated: Tensor = mlp.act_fn(gate)
-            return activated.mul_(up)
-
-        return gated
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return what the first layer is given, [rows, hidden]."""
+        hidden: Tensor = self.body.embed_tokens(token_ids)
+        return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
     def step(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         """Return the last hidden states, [rows, hidden], after the newest token of every row; store its keys and values.
 
         Args: token_ids, positions [rows] int64.
         """
-        hidden = self.body.embed_tokens(token_ids)
+        hidden = self.embed(token_ids)
         turns = self.rotation(hidden, positions)
         attend = self.over_cache(cache)
         for number in range(len(self.layers)):
@@ -178,11 +119,11 @@ class Decoder:
         Args: token_ids, positions [N] int64; layout: that of the row; wanted [n] int64: tokens whose states are returned, None:
             all. Returns: [n or N, hidden].
         """
-        hidden = self.body.embed_tokens(token_ids)
+        hidden = self.embed(token_ids)
         turns = self.rotation(hidden, positions)
         pieces = self._pieces(len(token_ids))
         attends = [self.over_prompts(cache, layout, *piece) for piece in pieces]
-        of_pieces = [{kind: (cos[a:b], sin[a:b]) for kind, (cos, sin) in turns.items()} for a, b in pieces]
+        of_pieces = [{kind: Turn(cos[a:b], sin[a:b], n) for kind, (cos, sin, n) in turns.items()} for a, b in pieces]
         for number in range(len(self.layers)):
             for (begin, end), attend, turn in zip(pieces, attends, of_pieces, strict=True):
                 hidden[begin:end] = self.layer_step(number, hidden[begin:end], turn, attend)
@@ -190,50 +131,67 @@ class Decoder:
 
     def _pieces(self, tokens: int) -> list[tuple[int, int]]:
         """Cut a row into pieces of about equal size, (begin, end) each; attention by operations of torch takes the whole row."""
-        count = -(-tokens // PREFILL_ROWS) if self._compiled_attention else 1
+        count = -(-tokens // PREFILL_ROWS) if self.compiled_attention else 1
         bounds = [tokens * number // count for number in range(count + 1)]
         return list(pairwise(bounds))
 
     def rotation(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Turn]:
-        """Return cosines and signed sines of the position embedding, [rows, 1, head_dim] each, for every kind of layer.
+        """Return the position embedding of every kind of layer.
 
         The embedding multiplies the sines by the second half of x, negated, followed by its first half: that is x rolled by
-        half, with the sign included in the sines.
+        half, with the sign included in the sines. Some models leave the end of a head as it is.
         """
         found: dict[str | None, Turn] = {}
         for kind in set(self.kinds):
-            kinds = () if kind is None else (kind,)
-            cos, sin = self.body.rotary_emb(hidden[:, None], positions[:, None], *kinds)
-            first, second = sin.chunk(2, dim=-1)
-            found[kind] = (cos.contiguous(), torch.cat([-first, second], dim=-1))
+            shape = len(hidden), 1, self.head_dim
+            cos, sin = torch.ones(shape, device=hidden.device), torch.zeros(shape, device=hidden.device)
+            rotated = 0
+            if kind != UNTURNED:
+                kinds = () if kind is None else (kind,)
+                its_cos, its_sin = self.body.rotary_emb(hidden[:, None], positions[:, None], *kinds)
+                rotated = its_cos.shape[-1]
+                cos[..., :rotated] = its_cos
+                first, second = its_sin.chunk(2, dim=-1)
+                sin[..., :rotated] = torch.cat([-first, second], dim=-1)
+            found[kind] = Turn(cos, sin, rotated)
         return found
 
     def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], attend: Attend) -> Tensor:
         """Return the output of layer ``number``, [rows, hidden]."""
-        layer = self.layers[number]
-        mixed = self._mix(number, layer, layer.norms["input_layernorm"](hidden), turns[self.kinds[number]], attend)
-        if self.sandwich:
-            hidden = layer.norms["post_attention_layernorm"](mixed).add_(hidden)
-            changed = self._mlp(layer, layer.norms["pre_feedforward_layernorm"](hidden))
-            return layer.norms["post_feedforward_layernorm"](changed).add_(hidden)
-        hidden = mixed.add_(hidden)
-        return self._mlp(layer, layer.norms["post_attention_layernorm"](hidden)).add_(hidden)
+        layer, turn = self.layers[number], turns[self.kinds[number]]
+        order, norms = layer.order, layer.norms
 
-    def _mlp(self, layer: _Layer, normed: Tensor) -> Tensor:
-        return layer.down(layer.activation(layer.gate_up(normed)))
+        def normed(name: str, rows: Tensor) -> Tensor:
+            return norms[name](rows) if name else rows
 
-    def _mix(self, number: int, layer: _Layer, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        def added(change: Tensor, rows: Tensor) -> Tensor:
+            return (change if layer.residual == 1.0 else change.mul_(layer.residual)).add_(rows)
+
+        before = normed(order.before_attention, hidden)
+        mixed = self._mix(number, layer, before, turn, attend)
+        if order.parallel:
+            return added(mixed.add_(layer.mlp(before)), hidden)
+        hidden = added(normed(order.after_attention, mixed), hidden)
+        return added(normed(order.after_mlp, layer.mlp(normed(order.before_mlp, hidden))), hidden)
+
+    def _mix(self, number: int, layer: Layer, rows: Tensor, turn: Turn, attend: Attend) -> Tensor:
         turned = self.heads + self.kv_heads
-        projected = layer.query_key_value(normed).view(len(normed), turned + self.kv_heads, self.head_dim)
+        projected = layer.query_key_value(rows).view(len(rows), turned + self.kv_heads, self.head_dim)
         query_key, value = projected[:, :turned], projected[:, turned:]
-        if "q_norm" in layer.norms:
-            query, key = query_key.split([self.heads, self.kv_heads], dim=1)
-            query_key = torch.cat([layer.norms["q_norm"](query), layer.norms["k_norm"](key)], dim=1)
+        if layer.head_norms is not None:
+            parts = query_key.split([self.heads, self.kv_heads], dim=1)
+            if layer.whole_norms:
+                parts = tuple(part.flatten(1) for part in parts)
+            normed = [norm(part) for norm, part in zip(layer.head_norms, parts, strict=True)]
+            query_key = torch.cat([part.view(len(rows), -1, self.head_dim) for part in normed], dim=1)
+        if layer.clip is not None:
+            query_key, value = (part.clamp(-layer.clip, layer.clip) for part in (query_key, value))
         return layer.output(attend(number, query_key, value, turn))
 
     @property
-    def _compiled_attention(self) -> bool:
-        return self.kernels is not None and self.head_dim % LANES == 0
+    def compiled_attention(self) -> bool:
+        """True where attention goes through kernels."""
+        return self.kernels is not None and self.head_dim >= LANES
 
     def over_cache(self, cache: KeyValueCache) -> Attend:
         """Return the attention of one new token per row, which is announced to the cache."""
@@ -247,7 +205,7 @@ class Decoder:
             cache.write(number, key, value)
             return cache.attend(number, query, *self.attention_settings[number]).flatten(1)
 
-        return compiled if self._compiled_attention else plain
+        return compiled if self.compiled_attention else plain
 
     def over_prompts(self, cache: KeyValueCache, layout: Packed, begin: int, end: int) -> Attend:
         """Return the attention of the tokens from ``begin`` to ``end`` of packed prompts, which are announced to the cache; it
@@ -266,11 +224,12 @@ class Decoder:
             asked = query.transpose(0, 1)[None]
             return attend_packed(asked, keys, values, layout, *self.attention_settings[number])[0].flatten(1)
 
-        return compiled if self._compiled_attention else plain
+        return compiled if self.compiled_attention else plain
 
     def _turned(self, query_key: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions."""
-        cos, sin = turn
-        query_key = torch.addcmul(query_key * cos, query_key.roll(self.head_dim // 2, dims=-1), sin)
+        cos, sin, rotated = turn
+        rolled = torch.cat([query_key[..., :rotated].roll(rotated // 2, dims=-1), query_key[..., rotated:]], dim=-1)
+        query_key = torch.addcmul(query_key * cos, rolled, sin).to(query_key.dtype)
         query, key = query_key.split([self.heads, self.kv_heads], dim=1)
         return query, key

@@ -4,7 +4,7 @@
 // are one call each instead of ten, and attention reads of every row's keys and values as much as there is, not as much as the
 // longest has. All is computed in float32, products of attention in bfloat16 with sums in float32 where the processor has them;
 // what is stored is rounded once. kernels.py compiles this for the processor at hand and says what the arguments are. Every width
-// is a multiple of LANES.
+// is at least LANES.
 
 #include "attention.h"
 
@@ -16,63 +16,75 @@ constexpr int64_t MANY_FACTORS = 1 << 19;  // numbers of keys that queries are m
 constexpr int64_t ITEMS = 4;               // pieces of work for every thread, so that all end together
 constexpr int64_t TILE = 192;              // queries of a prompt that are computed together
 
-// x / sqrt(mean(x^2) + eps) times the weight, after rounding, or times 1 + the weight, before.
+// x / sqrt(mean(x^2) + eps) in one of these forms, as the model has it.
+enum NormForm { ROUNDED, ONE_MORE, UNROUNDED };  // times the weight after rounding; times 1 + the weight; times the weight
+
 template <class T>
-void norm(const T *x, const T *weight, float eps, bool one_more, int64_t rows, int64_t width, T *y, int threads) {
+void norm(const T *x, const T *weight, float eps, int form, int64_t rows, int64_t width, T *y, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
     for (int64_t row = 0; row < rows; row++) {
         const T *from = x + row * width;
+        T *to = y + row * width;
         Lanes squares = {};
-        for (int64_t i = 0; i < width; i += LANES) squares += load(from + i) * load(from + i);
-        float scale = 1 / std::sqrt(sum(squares) / width + eps);
-        for (int64_t i = 0; i < width; i += LANES) {
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) squares += load(from + i) * load(from + i);
+        Lanes last = load_part(from + i, width - i);
+        float scale = 1 / std::sqrt(sum(squares + last * last) / width + eps);
+        blocks(width, [&](int64_t i) {
             Lanes scaled = load(from + i) * scale, gain = load(weight + i);
-            store(one_more ? scaled * (1.0f + gain) : rounded<T>(scaled) * gain, y + row * width + i);
-        }
+            if (form == ROUNDED) scaled = rounded<T>(scaled);
+            store(scaled * (form == ONE_MORE ? 1.0f + gain : gain), to + i);
+        });
     }
 }
 
-// silu(gate) * up; a row of x is the gate's numbers and then the other's.
+// silu(gate) * up, or with gelu in its approximation by tanh, x / (1 + e^(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3); a row of x is
+// the gate's numbers and then the other's.
 template <class T>
-void swiglu(const T *x, int64_t rows, int64_t width, T *y, int threads) {
+void gated(const T *x, bool gelu, int64_t rows, int64_t width, T *y, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
     for (int64_t row = 0; row < rows; row++) {
         const T *gate = x + 2 * row * width, *up = gate + width;
-        for (int64_t i = 0; i < width; i += LANES) {
-            Lanes number = load(gate + i);
-            store(rounded<T>(number / (1.0f + exponential(-number))) * load(up + i), y + row * width + i);
-        }
+        T *to = y + row * width;
+        blocks(width, [&](int64_t i) {
+            Lanes number = load(gate + i), power = -number;
+            if (gelu) power *= 1.5957691216f * (1.0f + 0.044715f * number * number);
+            store(rounded<T>(number / (1.0f + exponential(power))) * load(up + i), to + i);
+        });
     }
 }
 
-// The position embedding: x cos + (x rolled by half) sin.
+// The position embedding: x cos + (its first `rotated` numbers rolled by half) sin; of the others, cos is 1.
 template <class T>
-void turn(const T *x, const T *cos, const T *sin, int64_t dim, T *rolled, T *y) {
-    std::memcpy(rolled, x + dim / 2, dim / 2 * sizeof(T));
-    std::memcpy(rolled + dim / 2, x, dim / 2 * sizeof(T));
-    for (int64_t i = 0; i < dim; i += LANES)
-        store(load(x + i) * load(cos + i) + load(rolled + i) * load(sin + i), y + i);
+void turn(const T *x, const float *cos, const float *sin, int64_t rotated, int64_t dim, T *rolled, T *y) {
+    std::memcpy(rolled, x + rotated / 2, rotated / 2 * sizeof(T));
+    std::memcpy(rolled + rotated / 2, x, rotated / 2 * sizeof(T));
+    std::memset((void *)(rolled + rotated), 0, (dim - rotated) * sizeof(T));
+    blocks(dim, [&](int64_t i) { store(load(x + i) * load(cos + i) + load(rolled + i) * load(sin + i), y + i); });
 }
 
 }  // namespace
 
 // As kernels.py has it.
 struct Attention {
-    int64_t rows, heads, kv_heads, dim, window, prompt_room, response_room, query_key_stride, value_stride;
+    int64_t rows, heads, kv_heads, dim, rotated, window, prompt_room, response_room, query_key_stride, value_stride;
     const int64_t *order, *prompt_slots, *prompt_lens, *places;
-    const void *query_key, *value, *cos, *sin, *prompt_keys, *prompt_values;
+    const void *query_key, *value;
+    const float *cos, *sin;
+    const void *prompt_keys, *prompt_values;
     void *response_keys, *response_values, *output;
-    float scaling;
+    float scaling, softcap;
     int threads;
 };
 
 struct Prefill {
-    int64_t pieces, heads, kv_heads, dim, window, room, query_key_stride, value_stride;
+    int64_t pieces, heads, kv_heads, dim, rotated, window, room, query_key_stride, value_stride;
     const int64_t *starts, *ends, *slots, *known;
     void *query_key;
-    const void *value, *cos, *sin;
+    const void *value;
+    const float *cos, *sin;
     void *keys, *values, *output;
-    float scaling;
+    float scaling, softcap;
     int threads;
 };
 
@@ -85,7 +97,7 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
     int64_t dim = all.dim, shared = all.heads / all.kv_heads, count = last - first;
     thread_local Queries<T> queries;
     thread_local std::vector<T> turned;
-    queries.begin(count * shared, dim, all.scaling);
+    queries.begin(count * shared, dim, all.scaling, all.softcap);
     turned.resize(2 * dim);
     auto own = [&](void *stored, int64_t row) {
         return (T *)stored + (row * all.kv_heads + kv_head) * dim * all.response_room;
@@ -94,15 +106,15 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
     for (int64_t number = 0; number < count; number++) {
         int64_t row = all.order[first + number], place = all.places[row], prompt_len = all.prompt_lens[row];
         const T *query_key = (const T *)all.query_key + row * all.query_key_stride;
-        const T *cos = (const T *)all.cos + row * dim, *sin = (const T *)all.sin + row * dim;
+        const float *cos = all.cos + row * dim, *sin = all.sin + row * dim;
         for (int64_t head = 0; head < shared; head++) {
             int64_t at = number * shared + head;
-            turn(query_key + (kv_head * shared + head) * dim, cos, sin, dim, turned.data() + dim, turned.data());
+            turn(query_key + (kv_head * shared + head) * dim, cos, sin, all.rotated, dim, turned.data() + dim, turned.data());
             queries.put(at, turned.data());
             queries.from[at] = all.window > 0 ? std::max<int64_t>(0, prompt_len + place + 1 - all.window) : 0;
             queries.to[at] = prompt_len;
         }
-        turn(query_key + (all.heads + kv_head) * dim, cos, sin, dim, turned.data() + dim, turned.data());
+        turn(query_key + (all.heads + kv_head) * dim, cos, sin, all.rotated, dim, turned.data() + dim, turned.data());
         T *keys = own(all.response_keys, row), *values = own(all.response_values, row);
         for (int64_t i = 0; i < dim; i++) keys[i * all.response_room + place] = turned[i];
         std::memcpy(values + place * dim, (const T *)all.value + row * all.value_stride + kv_head * dim, dim * sizeof(T));
@@ -152,16 +164,16 @@ void store_tokens(const Prefill &all, int64_t piece, int64_t first, int64_t last
     T *keys = (T *)all.keys + slot + place, *values = (T *)all.values + slot + place * dim;
     for (int64_t row = first; row < last; row++) {
         T *query_key = (T *)all.query_key + row * all.query_key_stride;
-        const T *cos = (const T *)all.cos + row * dim, *sin = (const T *)all.sin + row * dim;
+        const float *cos = all.cos + row * dim, *sin = all.sin + row * dim;
         for (int64_t head = kv_head * shared; head < (kv_head + 1) * shared; head++) {
-            turn(query_key + head * dim, cos, sin, dim, rolled.data(), turned.data());
+            turn(query_key + head * dim, cos, sin, all.rotated, dim, rolled.data(), turned.data());
             std::memcpy(query_key + head * dim, turned.data(), dim * sizeof(T));
         }
     }
     for (int64_t row = first; row < last; row++) {
         const T *key = (const T *)all.query_key + row * all.query_key_stride + (all.heads + kv_head) * dim;
-        const T *cos = (const T *)all.cos + row * dim, *sin = (const T *)all.sin + row * dim;
-        turn(key, cos, sin, dim, rolled.data(), turned.data() + (row - first) * dim);
+        const float *cos = all.cos + row * dim, *sin = all.sin + row * dim;
+        turn(key, cos, sin, all.rotated, dim, rolled.data(), turned.data() + (row - first) * dim);
         const T *value = (const T *)all.value + row * all.value_stride + kv_head * dim;
         std::memcpy(values + (row - first) * dim, value, dim * sizeof(T));
     }
@@ -174,7 +186,7 @@ template <class T>
 void attend_tokens(const Prefill &all, int64_t piece, int64_t first, int64_t last, int64_t kv_head) {
     int64_t dim = all.dim, shared = all.heads / all.kv_heads;
     thread_local Queries<T> queries;
-    queries.begin((last - first) * shared, dim, all.scaling);
+    queries.begin((last - first) * shared, dim, all.scaling, all.softcap);
     int64_t at = 0;
     for (int64_t row = first; row < last; row++) {
         int64_t position = all.known[piece] + row - all.starts[piece];
@@ -227,11 +239,11 @@ void prefill(const Prefill &all) {
 
 #define FOR_DTYPE(NAME, T)                                                                                                   \
     extern "C" void norm_##NAME(                                                                                             \
-        const T *x, const T *weight, float eps, bool one_more, int64_t rows, int64_t width, T *y, int threads) {             \
-        norm(x, weight, eps, one_more, rows, width, y, threads);                                                             \
+        const T *x, const T *weight, float eps, int form, int64_t rows, int64_t width, T *y, int threads) {             \
+        norm(x, weight, eps, form, rows, width, y, threads);                                                             \
     }                                                                                                                        \
-    extern "C" void swiglu_##NAME(const T *x, int64_t rows, int64_t width, T *y, int threads) {                              \
-        swiglu(x, rows, width, y, threads);                                                                                  \
+    extern "C" void gated_##NAME(const T *x, bool gelu, int64_t rows, int64_t width, T *y, int threads) {                              \
+        gated(x, gelu, rows, width, y, threads);                                                                                  \
     }                                                                                                                        \
     extern "C" void attend_##NAME(const Attention *all) { attend<T>(*all); }                                                 \
     extern "C" void prefill_##NAME(const Prefill *all) { prefill<T>(*all); }

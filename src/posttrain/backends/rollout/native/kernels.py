@@ -10,8 +10,10 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ HEADERS = tuple(SOURCE.with_name(name) for name in ("lanes.h", "attention.h"))
 # The processor's own instructions; IEEE floating-point numbers, except for errno and traps, which are unused.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fopenmp")
 COMPILE_TIMEOUT_S = 120
-LANES = 16  # as in kernels.cpp: every width is a multiple of it
+LANES = 16  # as in kernels.cpp: no width is smaller
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
@@ -33,12 +35,12 @@ class _Attention(ctypes.Structure):
     """Arguments of the attention kernel, as in kernels.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim", "window")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim", "rotated", "window")),
         *((name, ctypes.c_int64) for name in ("prompt_room", "response_room", "query_key_stride", "value_stride")),
         *((name, ctypes.c_void_p) for name in ("order", "prompt_slots", "prompt_lens", "places")),
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "prompt_keys", "prompt_values")),
         *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output")),
-        ("scaling", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
         ("threads", ctypes.c_int),
     )
 
@@ -47,35 +49,51 @@ class _Prefill(ctypes.Structure):
     """Arguments of the attention kernel for prompts, as in kernels.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("pieces", "heads", "kv_heads", "dim", "window", "room")),
+        *((name, ctypes.c_int64) for name in ("pieces", "heads", "kv_heads", "dim", "rotated", "window", "room")),
         *((name, ctypes.c_int64) for name in ("query_key_stride", "value_stride")),
         *((name, ctypes.c_void_p) for name in ("starts", "ends", "slots", "known")),
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "keys", "values", "output")),
-        ("scaling", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
         ("threads", ctypes.c_int),
     )
 
 
+class Turn(NamedTuple):
+    """The position embedding of some tokens: x cos + (x with its first ``rotated`` numbers rolled by half) sin."""
+
+    cos: Tensor  # [rows, 1, head_dim] float32, contiguous; 1 after the rotated numbers
+    sin: Tensor  # [rows, 1, head_dim] float32, contiguous; with the signs of the rotation; 0 after the rotated numbers
+    rotated: int  # numbers at the beginning of a head
+
+
+class NormForm(IntEnum):
+    """An RMS norm's order of operations, as in kernels.cpp."""
+
+    ROUNDED = 0  # times the weight, after rounding to the dtype: Llama
+    ONE_MORE = 1  # times 1 + the weight, before rounding: Gemma
+    UNROUNDED = 2  # times the weight, before rounding: OLMo 2
+
+
 class Kernels:
-    """Kernels for CPU tensors of one dtype whose widths are multiples of LANES."""
+    """Kernels for CPU tensors of one dtype whose widths are LANES at least."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
         assert LENGTH_STEP % LANES == 0  # the capacity of a slot
         self.dtype = dtype
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._norm = getattr(library, f"norm_{DTYPES[dtype]}")
-        self._norm.argtypes = (pointer, pointer, ctypes.c_float, ctypes.c_bool, number, number, pointer, threads)
-        self._swiglu = getattr(library, f"swiglu_{DTYPES[dtype]}")
-        self._swiglu.argtypes = (pointer, number, number, pointer, threads)
+        self._norm.argtypes = (pointer, pointer, ctypes.c_float, ctypes.c_int, number, number, pointer, threads)
+        self._gated = getattr(library, f"gated_{DTYPES[dtype]}")
+        self._gated.argtypes = (pointer, ctypes.c_bool, number, number, pointer, threads)
         self._attend = getattr(library, f"attend_{DTYPES[dtype]}")
         self._attend.argtypes = (ctypes.POINTER(_Attention),)
         self._prefill = getattr(library, f"prefill_{DTYPES[dtype]}")
         self._prefill.argtypes = (ctypes.POINTER(_Prefill),)
-        for function in (self._norm, self._swiglu, self._attend, self._prefill):
+        for function in (self._norm, self._gated, self._attend, self._prefill):
             function.restype = None
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float, *, one_more: bool) -> Tensor:
-        """Compute x / sqrt(mean(x^2) + eps), times the weight after rounding (Llama), or times 1 + the weight before it (Gemma).
+    def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
+        """Compute x / sqrt(mean(x^2) + eps), times the weight in one of the forms.
 
         Args: x [..., width]; weight [width]. Returns: [..., width], contiguous.
         """
@@ -83,14 +101,17 @@ class Kernels:
         width = len(weight)
         rows, threads = x.numel() // width, torch.get_num_threads()
         output = torch.empty_like(x)
-        self._norm(x.data_ptr(), weight.data_ptr(), eps, one_more, rows, width, output.data_ptr(), threads)
+        self._norm(x.data_ptr(), weight.data_ptr(), eps, form, rows, width, output.data_ptr(), threads)
         return output
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        """Compute silu of the first half of a row, times the second. [rows, 2 * width] contiguous -> [rows, width]"""
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        """Compute silu (or gelu, approximated by tanh) of the first half of a row, times the second.
+
+        Args: gate_up [rows, 2 * width] contiguous. Returns: [rows, width].
+        """
         rows, width = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, width)
-        self._swiglu(gate_up.data_ptr(), rows, width, output.data_ptr(), torch.get_num_threads())
+        self._gated(gate_up.data_ptr(), gelu, rows, width, output.data_ptr(), torch.get_num_threads())
         return output
 
     def attend(
@@ -99,20 +120,21 @@ class Kernels:
         layer: int,
         query_key: Tensor,
         value: Tensor,
-        turn: tuple[Tensor, Tensor],
+        turn: Turn,
         scaling: float,
-        window: int | None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row. Rows of one
         prompt read it together.
 
         Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            turn: see Decoder.rotation; scaling, window: see KeyValueCache.attend.
+            scaling, window, softcap: see KeyValueCache.attend.
         Returns: [rows, heads * head_dim].
         """
         rows, turned, dim = query_key.shape
         heads = turned - cache.kv_heads
-        cos, sin = turn
+        cos, sin, rotated = turn
         prompts, responses = cache.prompts, cache.responses
         output = query_key.new_empty(rows, heads * dim)
         self._attend(
@@ -121,6 +143,7 @@ class Kernels:
                 heads=heads,
                 kv_heads=cache.kv_heads,
                 dim=dim,
+                rotated=rotated,
                 window=window or 0,
                 prompt_room=prompts.length,
                 response_room=responses.length,
@@ -140,6 +163,7 @@ class Kernels:
                 response_values=responses.values[layer].data_ptr(),
                 output=output.data_ptr(),
                 scaling=scaling,
+                softcap=softcap or 0.0,
                 threads=torch.get_num_threads(),
             )
         )
@@ -152,20 +176,21 @@ class Kernels:
         parts: Tensor,
         query_key: Tensor,
         value: Tensor,
-        turn: tuple[Tensor, Tensor],
+        turn: Turn,
         scaling: float,
-        window: int | None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
         attention of every token over what its slot then holds.
 
         Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
             query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            turn: see Decoder.rotation; scaling, window: see KeyValueCache.attend.
+            scaling, window, softcap: see KeyValueCache.attend.
         Returns: [rows, heads * head_dim]; rows in no part are not set.
         """
         rows, turned, dim = query_key.shape
-        heads, (cos, sin), prompts = turned - cache.kv_heads, turn, cache.prompts
+        heads, (cos, sin, rotated), prompts = turned - cache.kv_heads, turn, cache.prompts
         output = query_key.new_empty(rows, heads * dim)
         starts, ends, slots, known = parts
         self._prefill(
@@ -174,6 +199,7 @@ class Kernels:
                 heads=heads,
                 kv_heads=cache.kv_heads,
                 dim=dim,
+                rotated=rotated,
                 window=window or 0,
                 room=prompts.length,
                 query_key_stride=query_key.stride(0),
@@ -190,6 +216,7 @@ class Kernels:
                 values=prompts.values[layer].data_ptr(),
                 output=output.data_ptr(),
                 scaling=scaling,
+                softcap=softcap or 0.0,
                 threads=torch.get_num_threads(),
             )
         )

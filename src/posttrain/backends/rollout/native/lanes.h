@@ -50,6 +50,22 @@ void store(Lanes lanes, bfloat16 *to) {
     std::memcpy(to, &halves, sizeof halves);
 }
 
+// Of fewer numbers than LANES: the others are 0.
+template <class T>
+Lanes load_part(const T *from, int64_t count) {
+    T part[LANES] = {};
+    std::memcpy(part, from, count * sizeof(T));
+    return load(part);
+}
+
+// Calls work(i) for every LANES numbers of a width; the last ones begin earlier where the width is no multiple.
+template <class Work>
+inline __attribute__((always_inline)) void blocks(int64_t width, Work work) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) work(i);
+    if (i < width) work(width - LANES);
+}
+
 template <class T>
 Lanes rounded(Lanes lanes) {
     T stored[LANES];
@@ -77,5 +93,7 @@ Lanes exponential(Lanes x) {
     Lanes result = (Lanes)((Words)power + ((Words)shifted << 23));
     return x < LOWEST ? Lanes{} : result;
 }
+
+Lanes hyperbolic_tangent(Lanes x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
 
 }  // namespace

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from posttrain.algos.fused_scoring import score_tokens
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
-from posttrain.backends.rollout.native.kernels import DTYPES, Kernels, load_kernels
+from posttrain.backends.rollout.native.kernels import DTYPES, LANES, Kernels, load_kernels
 from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
 from posttrain.models.attention import CachedRows
@@ -40,6 +40,11 @@ class TokenPass:
             self.note = f"sampling goes without compiled kernels, which is slower: {loaded}"
         elif self.decoder.kernels is not kernels:
             self.note = "sampling goes without compiled kernels, which is slower: their results differ here"
+        elif kernels is not None and not self.decoder.compiled_attention:
+            self.note = (
+                "attention goes without compiled kernels, which is slower: heads of "
+                f"{self.decoder.head_dim} numbers are narrower than their {LANES}"
+            )
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:

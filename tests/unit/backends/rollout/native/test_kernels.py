@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import Kernels, load_kernels
+from posttrain.backends.rollout.native.kernels import Kernels, NormForm, Turn, load_kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import write_tiny_model
@@ -38,29 +39,36 @@ def compiled(dtype: torch.dtype) -> Kernels:
 
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("one_more", [False, True])
-def test_norm(dtype: torch.dtype, rows: int, one_more: bool) -> None:
-    x, weight = torch.randn(rows, 48).to(dtype), torch.randn(48).to(dtype)
-    got = compiled(dtype).norm(x, weight, 1e-3, one_more=one_more)
+@pytest.mark.parametrize("width", [16, 41, 48])
+@pytest.mark.parametrize("form", NormForm)
+def test_norm(dtype: torch.dtype, rows: int, width: int, form: NormForm) -> None:
+    x, weight = torch.randn(rows, width).to(dtype), torch.randn(width).to(dtype)
+    got = compiled(dtype).norm(x, weight, 1e-3, form)
     scaled = x.float() / (x.float().square().mean(dim=1, keepdim=True) + 1e-3).sqrt()
-    expected = scaled * (1 + weight.float()) if one_more else scaled.to(dtype) * weight
+    expected = {
+        NormForm.ROUNDED: scaled.to(dtype) * weight,
+        NormForm.ONE_MORE: scaled * (1 + weight.float()),
+        NormForm.UNROUNDED: scaled * weight.float(),
+    }[form]
     torch.testing.assert_close(got, expected.to(dtype), **CLOSE[dtype])
 
 
 def test_norm_by_hand() -> None:
     """Half 3 and half 4: the mean square is 12.5, eps 12.5 makes it 25; 3 / 5 * 2 and 4 / 5 * 2. Heads of a view, too."""
     x = torch.tensor([3.0, 4.0]).repeat_interleave(8).expand(2, 3, 16)[:, :2]
-    got = compiled(torch.float32).norm(x, torch.full((16,), 2.0), 12.5, one_more=False)
+    got = compiled(torch.float32).norm(x, torch.full((16,), 2.0), 12.5, NormForm.ROUNDED)
     torch.testing.assert_close(got, torch.tensor([1.2, 1.6]).repeat_interleave(8).expand(2, 2, 16))
 
 
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 40])
-def test_swiglu(dtype: torch.dtype, rows: int) -> None:
-    gate, up = 20 * torch.randn(rows, 32).to(dtype), torch.randn(rows, 32).to(dtype)
+@pytest.mark.parametrize("width", [16, 35])
+@pytest.mark.parametrize("activation", [silu, partial(gelu, approximate="tanh")], ids=["silu", "gelu"])
+def test_gated(dtype: torch.dtype, rows: int, width: int, activation: Any) -> None:
+    gate, up = 20 * torch.randn(rows, width).to(dtype), torch.randn(rows, width).to(dtype)
     gate[0, :6] = torch.tensor([0.0, -0.0, 90.0, -90.0, 1e30, -1e30])
-    got = compiled(dtype).swiglu(torch.cat([gate, up], dim=1))
-    torch.testing.assert_close(got, silu(gate) * up, **CLOSE[dtype])
+    got = compiled(dtype).gated(torch.cat([gate, up], dim=1), gelu=activation is not silu)
+    torch.testing.assert_close(got, activation(gate) * up, **CLOSE[dtype])
 
 
 @DTYPES
@@ -68,8 +76,8 @@ def test_what_is_not_a_number_stays_in_its_place(dtype: torch.dtype) -> None:
     x = torch.ones(2, 64).to(dtype)
     x[0, 3] = torch.nan
     kernels = compiled(dtype)
-    assert kernels.swiglu(x).isnan().nonzero().tolist() == [[0, 3]]
-    normed = kernels.norm(x, torch.ones(64, dtype=dtype), 1e-5, one_more=False)
+    assert kernels.gated(x, gelu=False).isnan().nonzero().tolist() == [[0, 3]]
+    normed = kernels.norm(x, torch.ones(64, dtype=dtype), 1e-5, NormForm.ROUNDED)
     assert normed[0].isnan().all() and not normed[1].isnan().any()
 
 
@@ -109,13 +117,25 @@ def without_nan(cache: KeyValueCache) -> KeyValueCache:
 
 
 def by_torch(
-    cache: KeyValueCache, query_key: Tensor, value: Tensor, turn: tuple[Tensor, Tensor], window: int | None
+    cache: KeyValueCache, query_key: Tensor, value: Tensor, turn: Turn, window: int | None, softcap: float | None
 ) -> Tensor:
     """As Decoder has it."""
-    dim, heads = query_key.shape[2], query_key.shape[1] - cache.kv_heads
-    turned = query_key * turn[0] + query_key.roll(dim // 2, dims=-1) * turn[1]
+    heads = query_key.shape[1] - cache.kv_heads
+    turned = turn_of(query_key, turn)
     cache.write(0, turned[:, heads:], value)
-    return cache.attend(0, turned[:, :heads], 0.3, window).flatten(1)
+    return cache.attend(0, turned[:, :heads], 0.3, window, softcap).flatten(1)
+
+
+def random_turn(rows: int, dim: int, rotated: int) -> Turn:
+    cos, sin = torch.randn(2, rows, 1, dim)
+    cos[..., rotated:], sin[..., rotated:] = 1.0, 0.0
+    return Turn(cos, sin, rotated)
+
+
+def turn_of(x: Tensor, turn: Turn) -> Tensor:
+    cos, sin, rotated = turn
+    rolled = torch.cat([x[..., :rotated].roll(rotated // 2, dims=-1), x[..., rotated:]], dim=-1)
+    return (x.float() * cos + rolled.float() * sin).to(x.dtype)
 
 
 @DTYPES
@@ -123,12 +143,21 @@ def by_torch(
     prompt_lens=st.lists(st.integers(1, 90), min_size=1, max_size=3),
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), min_size=1, max_size=5),
     shared=st.sampled_from([1, 2, 3, 4, 7]),
-    dim=st.sampled_from([16, 64, 80]),
+    dim=st.sampled_from([16, 22, 64, 80, 120]),
+    rotated=st.sampled_from([1.0, 0.5, 0.0]),
     window=st.sampled_from([None, 1, 20, 100]),
+    softcap=st.sampled_from([None, 3.0]),
 )
 @settings(max_examples=40)
 def test_attention(
-    dtype: torch.dtype, prompt_lens: list[int], rows: list[tuple[int, int]], shared: int, dim: int, window: int | None
+    dtype: torch.dtype,
+    prompt_lens: list[int],
+    rows: list[tuple[int, int]],
+    shared: int,
+    dim: int,
+    rotated: float,
+    window: int | None,
+    softcap: float | None,
 ) -> None:
     """Of ragged groups: what comes out, and what is stored. Numbers behind the end of a row are never looked at."""
     kernels = compiled(dtype)
@@ -139,9 +168,9 @@ def test_attention(
     expected_cache = without_nan(cache)
     projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
     query_key, value = projected.split([heads + kv_heads, kv_heads], dim=1)
-    turn = (torch.randn(len(rows), 1, dim).to(dtype), torch.randn(len(rows), 1, dim).to(dtype))
-    got = kernels.attend(cache, 0, query_key, value, turn, 0.3, window)
-    expected = by_torch(expected_cache, query_key, value, turn, window)
+    turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
+    got = kernels.attend(cache, 0, query_key, value, turn, 0.3, window, softcap)
+    expected = by_torch(expected_cache, query_key, value, turn, window, softcap)
     assert (got - expected).norm() <= CLOSE[dtype]["rtol"] * expected.norm()
     after = without_nan(cache)
     torch.testing.assert_close(after.responses.keys, expected_cache.responses.keys, **CLOSE[dtype])
@@ -155,11 +184,11 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     rows, prompt_lens = [(0, 70), (1, 3), (1, 20)], [30, 17]
     cache = ragged_cache(rows, prompt_lens, 6, 2, 16, dtype)
     query_key, value = torch.randn(3, 8, 16).to(dtype), torch.randn(3, 2, 16).to(dtype)
-    turn = (torch.randn(3, 1, 16).to(dtype), torch.randn(3, 1, 16).to(dtype))
+    turn = random_turn(3, 16, 16)
     together = kernels.attend(cache, 0, query_key, value, turn, 0.3, None)
     cache.responses.move(2, 0, 20)
     cache.decoding([1], [17], [20])
-    alone = kernels.attend(cache, 0, query_key[2:], value[2:], (turn[0][2:], turn[1][2:]), 0.3, None)
+    alone = kernels.attend(cache, 0, query_key[2:], value[2:], Turn(turn.cos[2:], turn.sin[2:], 16), 0.3, None)
     assert torch.equal(alone[0], together[2])
 
 
@@ -167,13 +196,20 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
 @given(
     parts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 90)), min_size=1, max_size=3),
     shared=st.sampled_from([1, 3, 7]),
-    dim=st.sampled_from([16, 64, 80]),
+    dim=st.sampled_from([16, 22, 64, 80, 120]),
+    rotated=st.sampled_from([1.0, 0.5, 0.0]),
     window=st.sampled_from([None, 1, 20]),
     long=st.booleans(),
 )
 @settings(max_examples=25)
 def test_attention_of_prompts(
-    dtype: torch.dtype, parts: list[tuple[int, int]], shared: int, dim: int, window: int | None, long: bool
+    dtype: torch.dtype,
+    parts: list[tuple[int, int]],
+    shared: int,
+    dim: int,
+    rotated: float,
+    window: int | None,
+    long: bool,
 ) -> None:
     """Of parts with (known tokens, new ones): no farther from the attention of all tokens in float64 than torch's own is, but
     for a share of its rounding; what is stored can be read; numbers behind the end of a slot are never looked at."""
@@ -194,11 +230,10 @@ def test_attention_of_prompts(
             each[part, :, :known] = torch.randn(kv_heads, known, dim).to(dtype)
     projected = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype)
     query_key, value = projected.clone().split([heads + kv_heads, kv_heads], dim=1)
-    cos, sin = torch.randn(2, rows, 1, dim).to(dtype)
+    turn = random_turn(rows, dim, int(dim * rotated) // 2 * 2)
     numbers = torch.tensor(cache.parts).T.contiguous()
-    got = kernels.prefill(cache, 0, numbers, query_key, value, (cos, sin), 0.1, window)
-    turned = projected[:, : heads + kv_heads]
-    turned = (turned.float() * cos.float() + turned.roll(dim // 2, dims=-1).float() * sin.float()).to(dtype)
+    got = kernels.prefill(cache, 0, numbers, query_key, value, turn, 0.1, window)
+    turned = turn_of(projected[:, : heads + kv_heads], turn)
     query, key = turned.split([heads, kv_heads], dim=1)
     for start, end, slot, known in cache.parts:
         count = known + end - start
@@ -225,7 +260,7 @@ def test_prompt_does_not_depend_on_where_it_is_cut(dtype: torch.dtype) -> None:
     """To the bit: 600 tokens at once, and in two pieces."""
     kernels = compiled(dtype)
     query_key, value = torch.randn(600, 8, 16).to(dtype), torch.randn(600, 2, 16).to(dtype)
-    cos, sin = torch.randn(2, 600, 1, 16).to(dtype)
+    cos, sin, _ = random_turn(600, 16, 16)
 
     def run(*pieces: tuple[int, int]) -> Tensor:
         cache = KeyValueCache(layers=1, kv_heads=2, head_dim=16, dtype=dtype, device=torch.device("cpu"))
@@ -233,7 +268,7 @@ def test_prompt_does_not_depend_on_where_it_is_cut(dtype: torch.dtype) -> None:
         outputs = []
         for begin, end in pieces:
             part = torch.tensor([[0], [end - begin], [0], [begin]])
-            turn = cos[begin:end], sin[begin:end]
+            turn = Turn(cos[begin:end], sin[begin:end], 16)
             given = query_key[begin:end].clone(), value[begin:end]
             outputs.append(kernels.prefill(cache, 0, part, *given, turn, 0.3, None))
         return torch.cat(outputs)
@@ -305,10 +340,10 @@ def test_folder_that_cannot_be_written(not_compiled_yet: Path) -> None:
 def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(torch.float32)
 
-    def wrong(self: Kernels, x: Tensor, weight: Tensor, eps: float, **unused: Any) -> Tensor:
-        return torch.zeros_like(x)
+    def wrong(self: Kernels, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        return torch.zeros_like(gate_up.chunk(2, dim=1)[0])
 
-    monkeypatch.setattr(Kernels, "norm", wrong)
+    monkeypatch.setattr(Kernels, "gated", wrong)
     token_pass = tiny_pass(tmp_path)
     assert token_pass.decoder is not None and token_pass.decoder.kernels is None
     assert "without compiled kernels, which is slower: their results differ here" in token_pass.note

@@ -33,11 +33,32 @@ FAST = {
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": 6},
     "gemma": {},
+    "gemma2": SLIDING | {"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
     "gemma3_text": SLIDING | {"query_pre_attn_scalar": 20, "rope_local_base_freq": 100.0},
+    "phi": {"partial_rotary_factor": 0.5},  # attention and MLP beside each other
+    "phi3": {"partial_rotary_factor": 0.75, "head_dim": 24, "num_attention_heads": 2, "hidden_size": 48},
+    "olmo": {"clip_qkv": 0.5},
+    "olmo2": {},  # norms after, and over all heads
+    "olmo3": SLIDING,
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.4, "logits_scaling": 2.0},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "starcoder2": {},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "olmoe": {"hidden_size": 64, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 20, "moe_intermediate_size": 24},
 }
 BY_MODULES = {
-    "phi3": "consists of",  # one product for queries, keys and values
-    "olmo2": "consists of",  # norms elsewhere
+    "cohere": "layer 0 of CohereForCausalLM gives another result",  # position embeddings of neighbouring numbers
+    "gpt_neox": "GPTNeoXModel does not consist of",
+}
+SIZES_OF = FAST | {"gpt_neox": {"hidden_size": 64}}
+ODD = {
+    "head of 80, three queries a key": {"head_dim": 80, "hidden_size": 42, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "head of 96, one query a key": {"head_dim": 96, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "head of 256, seven queries a key": {"head_dim": 256, "hidden_size": 42, "num_attention_heads": 7, "num_key_value_heads": 1},
+    "head of 20, no multiple of the kernels' 16": {"head_dim": 20},
+    "widths that are no multiples of 16": {"head_dim": 16, "hidden_size": 52, "intermediate_size": 67, "vocab_size": 101},
 }
 PROMPT, STEPS = 5, 12  # past the windows of 6
 
@@ -85,13 +106,33 @@ def packed_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", [*FAST, *BY_MODULES])
 def test_every_family_gives_the_models_own_logits(family: str) -> None:
-    model = build(family, **FAST.get(family, {}))
+    model = build(family, **SIZES_OF.get(family, {}))
     token_pass = TokenPass(model)
     assert (token_pass.decoder is None) == (family in BY_MODULES), token_pass.note
     assert BY_MODULES.get(family, "") in token_pass.note
     assert ("own modules" in token_pass.note) == (family in BY_MODULES)
     tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_shapes_take_the_kernels(family: str, dtype: torch.dtype, odd: str) -> None:
+    """No farther from float32 than the model's own modules, but for a share of its rounding."""
+    model = build(family, dtype, **FAST[family] | ODD[odd])
+    token_pass = TokenPass(model)
+    assert token_pass.decoder is not None and token_pass.decoder.kernels is not None and not token_pass.note
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
+    got, own = follow(model, token_pass, tokens), packed_logits(model, tokens)
+    exact = packed_logits(model.float(), tokens)
+    assert (got - exact).norm() <= (1e-4 * exact.norm() if dtype is torch.float32 else 1.3 * (own - exact).norm())
+
+
+def test_heads_narrower_than_the_kernels_are_reported() -> None:
+    token_pass = TokenPass(build("qwen3", head_dim=8))
+    assert token_pass.decoder is not None and token_pass.decoder.kernels is not None
+    assert "attention goes without compiled kernels, which is slower: heads of 8 numbers" in token_pass.note
 
 
 @torch.inference_mode()
@@ -155,7 +196,7 @@ def test_prefill_gives_the_models_own_logits(
 
 
 def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that kernels are for: norms, attention, SwiGLU."""
+    """All that kernels are for: norms, attention, gated activations."""
     model = build("llama")
     tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
     token_pass = TokenPass(model)
@@ -163,10 +204,10 @@ def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch)
     if token_pass.decoder.kernels is None:
         pytest.skip(token_pass.note)
     asked: set[str] = set()
-    for name in ("norm", "swiglu", "attend"):
+    for name in ("norm", "gated", "attend"):
         monkeypatch.setattr(Kernels, name, noting(asked, getattr(Kernels, name), name))
     got = follow(model, token_pass, tokens)
-    assert asked == {"norm", "swiglu", "attend"}
+    assert asked == {"norm", "gated", "attend"}
     monkeypatch.setattr(token_pass_module, "load_kernels", lambda dtype: "not today")
     without = TokenPass(model)
     assert without.note == "sampling goes without compiled kernels, which is slower: not today"

@@ -1,0 +1,238 @@
+"""Parts of a decoder layer of transformers, read as functions of rows with their current weights.
+
+The tables say which modules are known by their names, and what is done with them; how a model puts them together is compared
+with the model itself before any of it is used (trial.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
+
+from posttrain.backends.rollout.native.experts import mixture
+from posttrain.backends.rollout.native.kernels import LANES, Kernels, NormForm
+from posttrain.backends.rollout.native.products import Product, stacked_product
+from posttrain.models.lora import effective_weight
+
+Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The norms of a layer, by their modules' names, "" where there is none."""
+
+    before_attention: str = ""
+    after_attention: str = ""
+    before_mlp: str = ""
+    after_mlp: str = ""
+    parallel: bool = False  # attention and MLP read the same normed rows, and both are added to what the layer is given
+
+
+ORDERS = (
+    Order(before_attention="input_layernorm", before_mlp="post_attention_layernorm"),
+    Order("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    Order("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    Order(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
+    Order(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+    Order(before_attention="input_layernorm", parallel=True),
+)
+# Modules of an attention: queries, keys and values, in one or three products; the output; norms of queries and keys.
+INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+OUTPUTS = ("o_proj", "dense")
+HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+# Modules of an MLP: the products with its input, the activation, the product with its output.
+GATED = (("gate_proj", "up_proj"), ("gate_up_proj",))
+UNGATED = (("up_proj",), ("fc1",), ("c_fc",))
+ACTIVATIONS = ("act_fn", "activation_fn", "act")
+DOWN = ("down_proj", "fc2", "c_proj")
+ROUTERS = ("gate", "router")
+SHARED = {"shared_expert", "shared_expert_gate"}
+
+SILU = (nn.SiLU, SiLUActivation)
+GELU_TANH = (GELUTanh, NewGELUActivation)  # the same function
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The functions of one layer, with its current weights."""
+
+    order: Order
+    norms: dict[str, Rows]  # by module name
+    query_key_value: Product
+    head_norms: tuple[Rows, Rows] | None  # of queries and keys
+    whole_norms: bool  # over all heads together, not each alone
+    clip: float | None  # largest size of queries, keys and values
+    output: Product
+    mlp: Rows
+    residual: float  # factor of what is added to the layer's input, twice
+
+
+def unknown_part(layer: nn.Module, head_dim: int) -> str:
+    """Return the reason why a layer cannot be read; "" when it can."""
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    for module, known in ((layer, _order(layer)), (attention, _is_attention(attention, head_dim)), (mlp, _is_mlp(mlp))):
+        if not known:
+            parts = sorted(_parts(module)) if module is not None else []
+            return f"{type(module).__name__} consists of {', '.join(parts) or 'nothing'}"
+    return ""
+
+
+def _parts(module: Any) -> set[str]:
+    """Return the names of a module's parts; dropout does nothing while sampling."""
+    return {name for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
+
+
+def _order(layer: nn.Module) -> Order | None:
+    norms = _parts(layer) - {"self_attn", "mlp"}
+    return next((order for order in ORDERS if norms == _names(order)), None)
+
+
+def _names(order: Order) -> set[str]:
+    return {order.before_attention, order.after_attention, order.before_mlp, order.after_mlp} - {""}
+
+
+def _is_attention(module: Any, head_dim: int) -> bool:
+    if module is None:
+        return False
+    parts = _parts(module)
+    if not any({*inputs, output} | norms == parts for inputs in INPUTS for output in OUTPUTS for norms in _norm_sets()):
+        return False
+    norms = [getattr(module, name).weight for names in HEAD_NORMS for name in names if name in parts]
+    return all(isinstance(weight, Tensor) and weight.dim() == 1 and len(weight) % head_dim == 0 for weight in norms)
+
+
+def _norm_sets() -> tuple[set[str], ...]:
+    return (set(), *(set(names) for names in HEAD_NORMS))
+
+
+def _is_mlp(module: Any) -> bool:
+    if module is None:
+        return False
+    parts = _parts(module)
+    if any({*first, activation, down} == parts for first in GATED + UNGATED for activation in ACTIVATIONS for down in DOWN):
+        return True
+    routed = any(parts - SHARED == {"experts", router} for router in ROUTERS) and parts & SHARED in (set(), SHARED)
+    return routed and _are_experts(module.experts) and (not parts & SHARED or _is_mlp(module.shared_expert))
+
+
+def router_of(mlp: nn.Module) -> nn.Module | None:
+    """Return the router of a mixture of experts; None for other MLPs."""
+    return next((part for name, part in mlp.named_children() if name in ROUTERS), None) if hasattr(mlp, "experts") else None
+
+
+def _are_experts(module: Any) -> bool:
+    """Stacked weights without biases: gate and up [experts, 2 * width, hidden], down [experts, hidden, width]."""
+    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"} or not hasattr(module, "act_fn"):
+        return False
+    experts, hidden, width = module.down_proj.shape
+    return tuple(module.gate_up_proj.shape) == (experts, 2 * width, hidden)
+
+
+class Reader:
+    """Reads layers, with kernels where there are some for a part."""
+
+    def __init__(self, kernels: Kernels | None, head_dim: int, clip: float | None):
+        self.kernels, self.head_dim, self.clip = kernels, head_dim, clip
+        self._norm_forms: dict[type, NormForm | None] = {}
+
+    def layer(self, module: Any) -> Layer:
+        """Read a layer whose parts are known."""
+        attention, order, parts = module.self_attn, _order(module), _parts(module.self_attn)
+        assert order is not None
+        inputs = next(names for names in INPUTS if parts.issuperset(names))
+        norms = next((names for names in HEAD_NORMS if parts.issuperset(names)), None)
+        found = None if norms is None else (self.norm(getattr(attention, norms[0])), self.norm(getattr(attention, norms[1])))
+        return Layer(
+            order=order,
+            norms={name: self.norm(getattr(module, name)) for name in _names(order)},
+            query_key_value=product(*(getattr(attention, name) for name in inputs)),
+            head_norms=found,
+            whole_norms=norms is not None and len(getattr(attention, norms[0]).weight) != self.head_dim,
+            clip=self.clip,
+            output=product(next(getattr(attention, name) for name in OUTPUTS if name in parts)),
+            mlp=self.mlp(module.mlp),
+            residual=float(getattr(module, "residual_multiplier", 1.0)),
+        )
+
+    def norm(self, module: Any) -> Rows:
+        """Read a norm: RMS norms by a kernel, in the form that agrees with the module; other modules as they are."""
+        weight = getattr(module, "weight", None)
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if (
+            self.kernels is None
+            or eps is None
+            or not isinstance(weight, Tensor)
+            or weight.dim() != 1
+            or weight.dtype != self.kernels.dtype
+            or len(weight) < LANES
+        ):
+            return cast(Rows, module)
+        if type(module) not in self._norm_forms:
+            self._norm_forms[type(module)] = self._norm_form(module, weight.detach(), eps)
+        form = self._norm_forms[type(module)]
+        if form is None:
+            return cast(Rows, module)
+        return partial(self.kernels.norm, weight=weight.detach(), eps=eps, form=form)
+
+    def _norm_form(self, module: Any, weight: Tensor, eps: float) -> NormForm | None:
+        """Return the form of an RMS norm in which the kernel's numbers are the module's, but for its rounding; None for
+        other norms."""
+        assert self.kernels is not None
+        x = 3 * torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype) + 1
+        own, kernel = module(x).float(), self.kernels.norm
+        apart = {form: float((kernel(x, weight, eps, form).float() - own).norm()) for form in NormForm}
+        form = min(NormForm, key=lambda form: apart[form])
+        return form if apart[form] <= 1e-2 * float(own.norm()) else None
+
+    def mlp(self, module: Any) -> Rows:
+        """Read an MLP or a mixture of experts."""
+        parts = _parts(module)
+        if "experts" in parts:
+            experts = module.experts
+            shared = self.mlp(module.shared_expert) if "shared_expert" in parts else None
+            return mixture(
+                router=cast(nn.Module, router_of(module)),
+                gate_up=[stacked_product([weight], [None]) for weight in experts.gate_up_proj.detach()],
+                activation=self._gated(experts.act_fn, experts.down_proj.shape[2]),
+                down=[stacked_product([weight], [None]) for weight in experts.down_proj.detach()],
+                shared=shared,
+                shared_gate=module.shared_expert_gate if shared else None,
+            )
+        last: Any = next(getattr(module, name) for name in DOWN if name in parts)
+        down = product(last)
+        activation = next(getattr(module, name) for name in ACTIVATIONS if name in parts)
+        gated = next((names for names in GATED if parts.issuperset(names)), None)
+        names = gated or next(names for names in UNGATED if parts.issuperset(names))
+        first = product(*(getattr(module, name) for name in names))
+        between = self._gated(activation, last.in_features) if gated else _ungated(activation)
+        return lambda rows: down(between(first(rows)))
+
+    def _gated(self, activation: nn.Module, width: int) -> Rows:
+        """Return the activation of the first half of a row, times the second half."""
+        if self.kernels is not None and isinstance(activation, SILU + GELU_TANH) and width >= LANES:
+            return partial(self.kernels.gated, gelu=isinstance(activation, GELU_TANH))
+
+        def gated(gate_up: Tensor) -> Tensor:
+            gate, up = gate_up.chunk(2, dim=1)
+            activated: Tensor = activation(gate)
+            return activated.mul_(up)
+
+        return gated
+
+
+def _ungated(activation: nn.Module) -> Rows:
+    # NewGELUActivation computes the same by six operations of torch
+    return partial(gelu, approximate="tanh") if isinstance(activation, GELU_TANH) else cast(Rows, activation)
+
+
+def product(*modules: nn.Module) -> Product:
+    """Return the product of rows with the weights of linear layers, side by side; an adapter is applied."""
+    biases: list[Tensor | None] = [cast(Any, getattr(module, "base_layer", module)).bias for module in modules]
+    return stacked_product([effective_weight(module) for module in modules], biases)
