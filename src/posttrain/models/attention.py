@@ -18,7 +18,8 @@ from posttrain.models.sequence_parallel import SplitRow, attend_split
 
 NAME = "posttrain"
 
-KNOWN = "choose a Llama, Qwen, Mistral, Gemma, Phi, OLMo or SmolLM model"  # what to do about a model that is not supported
+# The fix for a model that is not supported.
+KNOWN = "choose a Llama, Qwen, Mistral, Gemma, Phi, OLMo or SmolLM model"
 
 # Keywords by which transformers' models request unsupported features: attention sinks, biases on scores.
 NOT_COMPUTED = ("s_aux", "sinks", "position_bias")
@@ -73,7 +74,7 @@ def attention(
     if attention_layout is None:
         raise ModelError(
             Problem(
-                f"{type(module).__name__} is not given the keywords of its model's forward pass, which say how sequences are packed",
+                f"{type(module).__name__} is not given the keywords of its model's forward pass, which hold the packing",
                 fix=KNOWN,
                 field="model.path",
             )

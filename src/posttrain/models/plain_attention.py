@@ -129,7 +129,7 @@ def attend_plain(
     scaling: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """Compute softmax(scaling q k' + bias) v for the tokens of ``places``, with scores capped where softcap says so.
+    """Compute softmax(scaling q k' + bias) v for the tokens of ``places``, with scores capped where softcap is given.
 
     Args: query [N, heads, D]; key, value [N or more, kv_heads, D]; biases: for each part [G or 1, L, P + L] float32, 0 or -inf.
     Returns: [n, heads, D], in the order of ``places.tokens``.

@@ -61,7 +61,9 @@ def test_fused_model_is_the_model(family: str) -> None:
         assert (my_grads[name] - grad).norm() < 1e-5 * grad.norm() + 1e-6, name
 
 
-@pytest.mark.parametrize("family", NORMS)
+@pytest.mark.parametrize(
+    "family", sorted(NORMS.keys() - {"mixtral", "qwen2_moe", "qwen3_moe"})
+)  # torch has no experts in float64
 def test_bfloat16_is_no_further_from_the_truth(family: str) -> None:
     """Each way rounds to bfloat16 at other places, so they differ by as much as both differ from float64."""
     fused, plain = build(family, torch.bfloat16)

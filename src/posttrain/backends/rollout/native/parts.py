@@ -116,7 +116,9 @@ def _is_mlp(module: Any) -> bool:
     if module is None:
         return False
     parts = _parts(module)
-    if any({*first, activation, down} == parts for first in GATED + UNGATED for activation in ACTIVATIONS for down in DOWN):
+    if any(
+        {*first, activation, down} == parts for first in GATED + UNGATED for activation in ACTIVATIONS for down in DOWN
+    ):
         return True
     routed = any(parts - SHARED == {"experts", router} for router in ROUTERS) and parts & SHARED in (set(), SHARED)
     return routed and _are_experts(module.experts) and (not parts & SHARED or _is_mlp(module.shared_expert))
@@ -124,12 +126,18 @@ def _is_mlp(module: Any) -> bool:
 
 def router_of(mlp: nn.Module) -> nn.Module | None:
     """Return the router of a mixture of experts; None for other MLPs."""
-    return next((part for name, part in mlp.named_children() if name in ROUTERS), None) if hasattr(mlp, "experts") else None
+    return (
+        next((part for name, part in mlp.named_children() if name in ROUTERS), None)
+        if hasattr(mlp, "experts")
+        else None
+    )
 
 
 def _are_experts(module: Any) -> bool:
     """Stacked weights without biases: gate and up [experts, 2 * width, hidden], down [experts, hidden, width]."""
-    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"} or not hasattr(module, "act_fn"):
+    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"} or not hasattr(
+        module, "act_fn"
+    ):
         return False
     experts, hidden, width = module.down_proj.shape
     return tuple(module.gate_up_proj.shape) == (experts, 2 * width, hidden)
@@ -148,7 +156,11 @@ class Reader:
         assert order is not None
         inputs = next(names for names in INPUTS if parts.issuperset(names))
         norms = next((names for names in HEAD_NORMS if parts.issuperset(names)), None)
-        found = None if norms is None else (self.norm(getattr(attention, norms[0])), self.norm(getattr(attention, norms[1])))
+        found = (
+            None
+            if norms is None
+            else (self.norm(getattr(attention, norms[0])), self.norm(getattr(attention, norms[1])))
+        )
         return Layer(
             order=order,
             norms={name: self.norm(getattr(module, name)) for name in _names(order)},
