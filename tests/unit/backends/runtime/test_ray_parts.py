@@ -329,3 +329,19 @@ def test_an_object_store_without_room_is_one_clear_error(monkeypatch: pytest.Mon
     with pytest.raises(RunStopped, match=r"^Ray's object store \(256 MiB in the whole cluster\) has no room") as caught:
         cluster.Cluster.put(object.__new__(cluster.Cluster), [1])
     assert "Make room in /dev/shm" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_worker_that_ray_kills_for_memory_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray reports it by another error than that of any other death."""
+    import ray
+    from ray.exceptions import OutOfMemoryError
+
+    from posttrain.backends.runtime.ray.cluster import Cluster, WorkerDied
+
+    def get(promise: object, timeout: float) -> None:
+        raise OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(WorkerDied, match="running low on memory") as found:
+        Cluster.__new__(Cluster).value("a promise", 1.0)
+    assert found.value.why == "was killed by Ray: its machine ran low on memory (RAY_memory_usage_threshold)"

@@ -37,7 +37,15 @@ CALLS_AT_A_TIME = 4  # of one worker: its work, and questions how it is
 
 
 class WorkerDied(Exception):
-    """The process that was to answer is gone. The message is Ray's."""
+    """The process that was to answer is gone. The message is Ray's; ``why`` in words where Ray itself has ended it."""
+
+    why = ""
+
+
+class KilledForMemory(WorkerDied):
+    """Ray has killed the worker, because its machine ran low on memory."""
+
+    why = "was killed by Ray: its machine ran low on memory (RAY_memory_usage_threshold)"
 
 
 class NodeGone(Exception):
@@ -217,10 +225,9 @@ class Cluster:
             return ray.get(promise, timeout=timeout_s)
         except GetTimeoutError:
             raise TimeoutError from None
-        except (
-            RayActorError,
-            OutOfMemoryError,
-        ) as error:  # the latter: Ray has killed it, as its machine ran low on memory
+        except OutOfMemoryError as error:
+            raise KilledForMemory(str(error)) from error
+        except RayActorError as error:
             raise WorkerDied(str(error)) from error
 
     def on_node(self, node: str, function: Callable[..., T], *arguments: Any, timeout_s: float = 15.0) -> T:

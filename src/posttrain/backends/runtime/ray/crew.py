@@ -62,8 +62,8 @@ class RayCrew:
     def value(self, member: Member, promise: Any) -> Any:
         try:
             result = self._workers.cluster.value(promise, self._workers.timeout_s)
-        except WorkerDied:
-            self._workers.watch.found_dead(member)
+        except WorkerDied as died:
+            self._workers.watch.found_dead(member, died)
             raise SamplerLost(str(member.lost())) from None
         except TimeoutError:
             raise RunStopped(f"{member.name} gave no answer within {self._workers.timeout_s:g} s") from None

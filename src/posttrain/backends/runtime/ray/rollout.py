@@ -165,8 +165,8 @@ class _Sampling:
         for member in [each for each, promise in self.promises.items() if promise in kept]:
             try:
                 result = self.workers.cluster.value(self.promises.pop(member), self.workers.timeout_s)
-            except WorkerDied:
-                self.workers.watch.found_dead(member)
+            except WorkerDied as died:
+                self.workers.watch.found_dead(member, died)
                 continue
             if isinstance(result, Failure):
                 raise result.error(member.name)

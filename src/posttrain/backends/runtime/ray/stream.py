@@ -116,8 +116,8 @@ class RemoteStream:
     def _take(self, member: Member) -> list[Trajectory]:
         try:
             result = self._workers.cluster.value(self._turns.pop(member), self._workers.timeout_s)
-        except WorkerDied:
-            self._workers.watch.found_dead(member)
+        except WorkerDied as died:
+            self._workers.watch.found_dead(member, died)
             return []
         if isinstance(result, Failure):
             raise result.error(member.name)

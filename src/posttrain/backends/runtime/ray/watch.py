@@ -128,8 +128,8 @@ class Watch:
                 del waiting[member]
                 try:
                     results[member] = self.cluster.value(promise, deadline_s)
-                except WorkerDied:
-                    self.found_dead(member)
+                except WorkerDied as died:
+                    self.found_dead(member, died)
             if on_round:
                 on_round()
             for member in (*promises, *self.members):
@@ -156,9 +156,9 @@ class Watch:
             return []
         return self.cluster.ready(promises, 0.1)
 
-    def found_dead(self, member: Member) -> None:
+    def found_dead(self, member: Member, died: WorkerDied | None = None) -> None:
         """Record that a call has found the worker dead."""
-        self._lose(member, DEAD)
+        self._lose(member, (died and died.why) or DEAD)
 
     def _keep(self) -> None:
         while not self._over.wait(ROUND_S):
@@ -179,7 +179,9 @@ class Watch:
             member.asked = None
             try:
                 self._tell(member, self.cluster.value(promise, SILENCE_S))
-            except (WorkerDied, TimeoutError):
+            except WorkerDied as died:
+                self.found_dead(member, died)
+            except TimeoutError:
                 self.found_dead(member)
         for member in members:
             if member.asked and time.monotonic() - member.asked[1] > SILENCE_S:
