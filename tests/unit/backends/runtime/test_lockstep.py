@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
@@ -19,10 +16,8 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 pytest.importorskip("ray")
-from posttrain.backends.runtime.ray.led_stream import LedStream
-from posttrain.backends.runtime.ray.lockstep import PASSES, HeldCaches, LockstepStream
-from posttrain.backends.runtime.ray.worker import Outbox
-from posttrain.backends.runtime.ray.worker_group import WorkerGroup
+from lockstep_workers import Workers
+from posttrain.backends.runtime.ray.lockstep import PASSES
 
 SAMPLING = SamplingParams(max_response_tokens=40, ignore_eos=True, seed=7)
 PROMPTS = [tuple(b"first question"), tuple(b"and another"), tuple(b"a third"), tuple(b"the last of them")]
@@ -34,63 +29,21 @@ REQUESTS = [
 ]
 
 
-@dataclass(eq=False)
-class Worker:
-    name: str
-    led: LedStream
-    trouble: str | None = None
-    calls: int = 0
-
-    @property
-    def handle(self) -> Worker:
-        return self
-
-
-class Workers:
-    """A cluster and its watch: a call is made when it is waited for, in any order of the workers."""
-
-    def __init__(self, count: int, folder: Path, *, backwards: bool = False, slots: int = 6):
-        model = load_causal_lm(str(folder), dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.backwards = backwards
-        self.members: list[Any] = [
-            Worker(
-                f"trainer rank {rank}",
-                LedStream(
-                    NativeEngine(model, tokenizer, max_concurrent_sequences=slots, max_prefill_tokens=300),
-                    Outbox(),
-                    lambda: None,
-                ),
-            )
-            for rank in range(count)
-        ]
-        self.group = WorkerGroup(cluster=cast(Any, self), watch=cast(Any, self), members=self.members, timeout_s=1.0)
-        self.caches = HeldCaches()
-
-    def open(self, tokens: Callable[[int], None] | None = None) -> LockstepStream:
-        return LockstepStream(self.group, SAMPLING, tokens, self.caches)
-
-    def call(self, handle: Worker, method: str, path: str = "", wanted: bool = False, *arguments: Any) -> Any:
-        handle.calls += 1
-        return (lambda: attrgetter(path)(handle)(*arguments)) if method == "call" else lambda: None
-
-    def wait(
-        self, promises: dict[Worker, Any], what: str, deadline_s: float, on_round: Any = None
-    ) -> dict[Worker, Any]:
-        order = sorted(promises, key=self.members.index, reverse=self.backwards)
-        return {member: promises[member]() for member in order}
-
-    def share_weights(self, version: int) -> None:
-        for member in self.members:
-            member.led.engine.weights_changed(version)
+def workers_of(count: int, folder: Path, *, backwards: bool = False, slots: int = 6) -> Workers:
+    """Workers that read one model."""
+    model, tokenizer = load_causal_lm(str(folder), dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+    return Workers(
+        [NativeEngine(model, tokenizer, max_concurrent_sequences=slots, max_prefill_tokens=300) for _ in range(count)],
+        backwards=backwards,
+    )
 
 
 def in_streams(workers: Workers, waits: int, *, keep_cache: bool = False) -> tuple[dict[str, Trajectory], list[str]]:
     """All requests, taken back after so many waits; the version of the weights is the number of the stream."""
     waiting, ended, order = list(REQUESTS), dict[str, Trajectory](), list[str]()
     for version in range(200):
-        workers.share_weights(version)
-        with workers.open() as stream:
+        workers.weights_changed(version)
+        with workers.open_stream(SAMPLING) as stream:
             assert isinstance(stream, ResumableStream)
             stream.submit(waiting)
             for _ in range(waits):
@@ -115,8 +68,8 @@ def continued(request: Request, left: Unfinished) -> Request:
 def test_cut_responses_continue_with_true_versions(count: int, keep_cache: bool, tiny_llama: Path) -> None:
     """The weights stay the same, so each response is that of one stream, whoever samples it and wherever it is cut; every
     stream has a version. No cache is left behind."""
-    [whole, _] = in_streams(Workers(1, tiny_llama), 10_000)
-    workers = Workers(count, tiny_llama)
+    [whole, _] = in_streams(workers_of(1, tiny_llama), 10_000)
+    workers = workers_of(count, tiny_llama)
     found, _ = in_streams(workers, 2, keep_cache=keep_cache)
     assert found.keys() == whole.keys()
     for name, one in found.items():
@@ -125,24 +78,24 @@ def test_cut_responses_continue_with_true_versions(count: int, keep_cache: bool,
         assert [span.version for span in one.spans] == sorted({span.version for span in one.spans})
     assert any(len(one.spans) > 1 for one in found.values())
     gc.collect()
-    workers.open().take_back()
+    workers.open_stream(SAMPLING).take_back()
     assert not any(member.led._caches for member in workers.members)
 
 
 @pytest.mark.parametrize("keep_cache", [False, True])
 def test_the_order_of_answers_makes_no_difference(keep_cache: bool, tiny_llama: Path) -> None:
     """To the bit: log-probs, spans, and the order in which responses end."""
-    forward = in_streams(Workers(3, tiny_llama), 2, keep_cache=keep_cache)
-    backward = in_streams(Workers(3, tiny_llama, backwards=True), 2, keep_cache=keep_cache)
+    forward = in_streams(workers_of(3, tiny_llama), 2, keep_cache=keep_cache)
+    backward = in_streams(workers_of(3, tiny_llama, backwards=True), 2, keep_cache=keep_cache)
     assert forward == backward
 
 
 def test_one_worker_makes_the_passes_of_an_engine_alone(tiny_llama: Path) -> None:
     """To the bit, with requests that come while others are sampled."""
-    workers = Workers(1, tiny_llama)
-    engine = Workers(1, tiny_llama).members[0].led.engine
+    workers = workers_of(1, tiny_llama)
+    engine = workers_of(1, tiny_llama).engines[0]
     found = []
-    for opened in (workers.open(), engine.open_stream(SAMPLING)):
+    for opened in (workers.open_stream(SAMPLING), engine.open_stream(SAMPLING)):
         with opened as stream:
             waiting, said = list(REQUESTS), []
             while waiting or not said or said[-1]:
@@ -157,8 +110,8 @@ def test_a_turn_is_a_number_of_passes_for_everybody(tiny_llama: Path) -> None:
     """By hand: 4 prompts on 2 workers, so 8 responses each, and a slot for each. The first pass is a prefill; every pass gives a
     token. A prompt's responses have 3, 14, 25 and 36 tokens."""
     tokens: list[int] = []
-    workers = Workers(2, tiny_llama, slots=8)
-    with workers.open(tokens.append) as stream:
+    workers = workers_of(2, tiny_llama, slots=8)
+    with workers.open_stream(SAMPLING, tokens.append) as stream:
         assert stream.slots == 16
         stream.submit(REQUESTS)
         # 8 passes: 4 responses of 3 tokens have ended, in pass 3; the others have 8 tokens each.
@@ -172,8 +125,8 @@ def test_a_turn_is_a_number_of_passes_for_everybody(tiny_llama: Path) -> None:
 
 
 def test_requests_that_share_a_prompt_stay_together_and_loads_are_even(tiny_llama: Path) -> None:
-    workers = Workers(2, tiny_llama)
-    with workers.open() as stream:
+    workers = workers_of(2, tiny_llama)
+    with workers.open_stream(SAMPLING) as stream:
         stream.submit(REQUESTS[:12])
         homes = {place: {stream._asked[f"{place}/{number}"].name for number in range(4)} for place in range(3)}
         assert all(len(names) == 1 for names in homes.values())
@@ -184,7 +137,7 @@ def test_requests_that_share_a_prompt_stay_together_and_loads_are_even(tiny_llam
 
 
 def test_a_conversation_stays_where_its_first_turn_was(tiny_llama: Path) -> None:
-    with Workers(3, tiny_llama).open() as stream:
+    with workers_of(3, tiny_llama).open_stream(SAMPLING) as stream:
         first = [replace(each, conversation=each.sample_id) for each in REQUESTS[:6]]
         stream.submit(first)
         homes = {name: member.name for name, member in stream._asked.items()}
@@ -195,8 +148,8 @@ def test_a_conversation_stays_where_its_first_turn_was(tiny_llama: Path) -> None
 
 
 def test_cancelled_requests_are_not_returned(tiny_llama: Path) -> None:
-    workers = Workers(2, tiny_llama)
-    with workers.open() as stream:
+    workers = workers_of(2, tiny_llama)
+    with workers.open_stream(SAMPLING) as stream:
         stream.submit(REQUESTS)
         stream.cancel(["0/3", "unknown"])  # before it is sent
         stream.submit([REQUESTS[3]])  # again under its name
@@ -213,8 +166,8 @@ def test_cancelled_requests_are_not_returned(tiny_llama: Path) -> None:
 
 def test_a_cache_that_nothing_continues_is_released(tiny_llama: Path) -> None:
     """A dropped group's: the worker lets it go with the next call."""
-    workers = Workers(2, tiny_llama)
-    with workers.open() as stream:
+    workers = workers_of(2, tiny_llama)
+    with workers.open_stream(SAMPLING) as stream:
         stream.submit(REQUESTS)
         stream.wait(0.0)
         left = stream.take_back(keep_cache=True)
@@ -222,7 +175,7 @@ def test_a_cache_that_nothing_continues_is_released(tiny_llama: Path) -> None:
     kept = [each for each in left if each.sample_id.startswith("0/")]
     del left
     gc.collect()
-    with workers.open() as stream:
+    with workers.open_stream(SAMPLING) as stream:
         by_name = {request.sample_id: request for request in REQUESTS}
         stream.submit([continued(by_name[each.sample_id], each) for each in kept])
         stream.take_back()
@@ -230,9 +183,9 @@ def test_a_cache_that_nothing_continues_is_released(tiny_llama: Path) -> None:
 
 
 def test_a_pause_keeps_the_cache_in_its_worker(tiny_llama: Path) -> None:
-    workers = Workers(2, tiny_llama)
+    workers = workers_of(2, tiny_llama)
     paused = [replace(each, max_response_tokens=5, pauses=True) for each in REQUESTS if each.max_response_tokens > 5]
-    with workers.open() as stream:
+    with workers.open_stream(SAMPLING) as stream:
         stream.submit(paused)
         ended = [each for _ in range(4) for each in stream.wait(0.0)]
         assert len(ended) == len(paused) and stream.take_cache("unknown") is None
@@ -241,6 +194,6 @@ def test_a_pause_keeps_the_cache_in_its_worker(tiny_llama: Path) -> None:
     assert sum(len(member.led._caches) for member in workers.members) == len(paused)
     caches.clear()
     gc.collect()
-    with workers.open() as stream:
+    with workers.open_stream(SAMPLING) as stream:
         stream.take_back()
     assert not any(member.led._caches for member in workers.members)
