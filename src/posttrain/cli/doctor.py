@@ -1,4 +1,4 @@
-"""``posttrain doctor``: report what this machine can run, and how to install the rest. Never imports torch."""
+"""``posttrain doctor``: report what this machine can run, and how to install the rest. Imports torch only for ``--model``."""
 
 from __future__ import annotations
 
@@ -63,11 +63,22 @@ def doctor(
     fix: Annotated[
         bool, typer.Option("--fix", help="Print only the commands that install what is missing; nothing is run.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Only report how the native sampler computes this model: a folder or hub id."),
+    ] = None,
 ) -> None:
     """Report what this machine can run, and how to install what is missing."""
     if fix:
         for line in fix_lines():
             typer.echo(line)
+        return
+    if model is not None:
+        from posttrain.backends.rollout.native.outlook import sampling_outlook
+        from posttrain.cli.given_model import check_given
+
+        check_given(model)
+        typer.echo(f"sampling of {model} by rollout.engine=native on a CPU: {sampling_outlook(model)}")
         return
     from posttrain.cli.machine import accelerator_text, disk_text, installed, memory_text, torch_text
     from posttrain.libraries.compilers import find_compiler

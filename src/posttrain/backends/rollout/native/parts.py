@@ -6,6 +6,7 @@ with the model itself before any of it is used (trial.py).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +82,18 @@ def unknown_part(layer: nn.Module, head_dim: int) -> str:
         if not known:
             parts = sorted(_parts(module)) if module is not None else []
             return f"{type(module).__name__} consists of {', '.join(parts) or 'nothing'}"
-    return ""
+    return (
+        ""
+        if _rotates_halves(attention)
+        else f"{type(attention).__name__} rotates neighbouring numbers, not halves of a head"
+    )
+
+
+def _rotates_halves(attention: Any) -> bool:
+    """Try the function that models have for it: a model with small weights would show the difference too little."""
+    rotate = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
+    x = torch.arange(1.0, 9.0)
+    return rotate is None or torch.equal(rotate(x), torch.cat([-x[4:], x[:4]]))
 
 
 def _parts(module: Any) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from posttrain.records.trajectories import SamplingParams
 
 BLOCK = 128  # tokens per partial sum of probabilities
 CANDIDATES = 1024  # likeliest tokens that top-p looks at first
+MORE_CANDIDATES = 8  # times as many afterwards
 LOGIT_ROWS = 64  # rows of logits processed at a time, so that they stay in a processor's cache
 
 
@@ -137,12 +139,13 @@ def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return logits
 
 
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+def _nucleus(logits: Tensor, top_p: float, candidates: int = CANDIDATES) -> Tensor:
     """Set the logits of tokens to -inf whose more likely ones, by logit and then by number, have a probability of top_p together.
 
-    Only the likeliest tokens are sorted, where these show which: a whole vocabulary takes longer to sort than to compute.
+    Only the likeliest tokens are sorted, more of them where these do not show which, and at last all: a whole vocabulary takes
+    longer to sort than to compute.
     """
-    few = min(CANDIDATES, logits.shape[1])
+    few = min(candidates, logits.shape[1])
     values, tokens = logits.topk(few, dim=1, sorted=False)
     tokens, by_number = tokens.sort(dim=1)
     ordered, order = values.gather(1, by_number).sort(dim=1, descending=True, stable=True)
@@ -156,7 +159,9 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     least = ordered.masked_fill(beyond, torch.inf).amin(dim=1)
     unclear = (~(beyond[:, -1] & (least > ordered[:, -1]))).nonzero()[:, 0]
     if len(unclear):
-        found[unclear] = _nucleus_of_all(logits[unclear], top_p)
+        more = MORE_CANDIDATES * candidates
+        again = partial(_nucleus, candidates=more) if 2 * more < logits.shape[1] else _nucleus_of_all
+        found[unclear] = again(logits[unclear], top_p)
     return found
 
 

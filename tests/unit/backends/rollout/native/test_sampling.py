@@ -189,3 +189,18 @@ def test_top_p_of_a_large_vocabulary_sorts_no_more_than_the_likeliest(monkeypatc
     logits[0, 150_000], logits[0, 3] = math.log(0.5), math.log(0.25)
     kept = restrict(logits, SamplingParams(max_response_tokens=1, top_p=0.6))
     assert kept.isfinite().nonzero().tolist() == [[0, 3], [0, 150_000]]
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 2.0, 4.0])
+def test_top_p_of_many_tokens_is_that_of_all_sorted(spread: float) -> None:
+    """From distributions that 1,024 tokens show the cut of to those whose tokens all have to be sorted; ties, too."""
+    logits = spread * torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0))
+    logits[1] = logits[1].round(decimals=1)
+    sampling = SamplingParams(max_response_tokens=1, top_p=0.9)
+    ordered, order = logits.double().sort(dim=1, descending=True, stable=True)
+    probabilities = ordered.softmax(dim=1)
+    kept = (probabilities.cumsum(dim=1) - probabilities < 0.9).sum(dim=1)
+    got = restrict(logits, sampling) > -torch.inf
+    assert (got.sum(dim=1) - kept).abs().max() <= 2  # rounding of the sums in float32
+    for row, count in enumerate(kept.tolist()):
+        assert got[row, order[row, : count - 2]].all()

@@ -59,7 +59,7 @@ FAST = {
     },
 }
 BY_MODULES = {
-    "cohere": "layer 0 of CohereForCausalLM gives another result",  # position embeddings of neighbouring numbers
+    "cohere": "CohereAttention rotates neighbouring numbers",
     "gpt_neox": "GPTNeoXModel does not consist of",
 }
 SIZES_OF = FAST | {"gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4}}

@@ -1,0 +1,55 @@
+"""What the native sampler would do with a model is known from its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from posttrain.backends.rollout.native.kernels import load_kernels
+from posttrain.backends.rollout.native.outlook import sampling_outlook
+from posttrain.cli.app import app
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 5000,
+}
+
+
+def write(folder: Path, family: str, **more: Any) -> str:
+    AutoConfig.for_model(family, **SIZES | {"num_hidden_layers": 12} | more).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "outlook"),
+    [
+        ("llama", {}, "fast passes with compiled kernels"),
+        ("gemma3_text", {"head_dim": 16}, "fast passes with compiled kernels"),  # every sixth layer sees everything
+        ("smollm3", {}, "fast passes with compiled kernels"),  # every fourth without positions
+        ("cohere", {}, "own modules, which is slower: CohereAttention rotates neighbouring numbers"),
+        ("gpt_neox", {}, "own modules, which is slower: GPTNeoXModel does not consist of"),
+        ("qwen3", {"head_dim": 8}, "heads of 8 numbers are narrower"),
+    ],
+)
+def test_outlook(tmp_path: Path, family: str, more: dict[str, Any], outlook: str) -> None:
+    import torch
+
+    if isinstance(reason := load_kernels(torch.float32), str):
+        pytest.skip(reason)
+    assert outlook in sampling_outlook(write(tmp_path, family, **more))
+
+
+def test_doctor_prints_it(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--model", write(tmp_path, "gpt_neox")])
+    assert result.exit_code == 0, result.output
+    assert f"sampling of {tmp_path} by rollout.engine=native on a CPU: sampling goes through" in result.output.replace(
+        "\n", " "
+    )
+    assert "GPTNeoXModel does not consist of" in result.output
