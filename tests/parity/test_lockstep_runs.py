@@ -98,15 +98,18 @@ def responses(folder: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_a_run_that_died_resumes_without_loss(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2 and I11."""
+    """I2 and I11; also every later checkpoint is the same, file by file."""
     with_workers(monkeypatch, 2)
-    whole = train_run(make("whole", asynchronous=COLOCATE))
+    sections: dict[str, Any] = {"asynchronous": COLOCATE, "checkpoint": {"every_steps": 1}}
+    whole = train_run(make("whole", **sections))
     with monkeypatch.context() as patch:
-        at_update(patch, 4)
+        at_update(patch, 3)
         with pytest.raises(PowerCut):
-            train_run(make("died", asynchronous=COLOCATE))
-    folder = train_run(make("died", asynchronous=COLOCATE))
+            train_run(make("died", **sections))
+    folder = train_run(make("died", **sections))
     assert results(folder) == results(whole) and comparable(folder) == comparable(whole)
+    for one in (whole / "checkpoints").rglob("ahead.json"):
+        assert (folder / one.relative_to(whole)).read_bytes() == one.read_bytes()
 
 
 @pytest.mark.slow
