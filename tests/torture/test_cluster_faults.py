@@ -51,9 +51,7 @@ def test_a_run_on_two_ranks_that_is_killed_goes_on_as_if_it_had_not_been(
     assert kill_and_go_on(tmp_path, tiny_llama, extra, steps=6 + 6 * kills, kills=kills) == []
 
 
-@pytest.mark.parametrize(
-    ("layout", "extra"), [("trainer", {}), ("rollout", ONE_STEP)], ids=["synchronous", "one_step"]
-)
+@pytest.mark.parametrize(("layout", "extra"), [("trainer", {}), ("rollout", ONE_STEP)], ids=["synchronous", "one_step"])
 def test_a_signal_leaves_the_sampling_and_saves(
     layout: str, extra: dict[str, dict[str, Any]], tmp_path: Path, tiny_llama: Path
 ) -> None:
