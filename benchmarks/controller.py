@@ -1,8 +1,11 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
-    python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k]
+    python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
 
-Every size is a process of its own on one device: groups of 8, responses of 1 to --tokens tokens (null_engines.py). Seconds are of
+Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
+--workers under Ray with so many ranks of the policy, which also sample. Messages are what the first step brings to the driver
+and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE keeps a profile of the driver.
+Seconds are of
 the driver, median of the steps after the first, by phase; sampling is making the tokens and handing complete groups to the
 rewards. CPU seconds are of the driver's process alone: on a machine with other work they say more than seconds. Memory is what
 the peak grows by after the start.
@@ -11,6 +14,7 @@ the peak grows by after the start.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import resource
 import subprocess
@@ -25,7 +29,7 @@ from typing import Any
 from step import REWARD
 
 GROUP = 8
-PHASES = ("rollout", "reward", "update", "outside of these", "step", "CPU of the driver")
+PHASES = ("rollout", "reward", "logprobs", "update", "outside of these", "step", "CPU of the driver")
 
 
 def main() -> None:
@@ -34,6 +38,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of the longest response")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--reward", choices=("own", "gsm8k"), default="own")
+    parser.add_argument("--workers", type=int, default=0, help="ranks under Ray; 0: one device, in one process")
+    parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
+    parser.add_argument("--profile", type=Path, help="a file for the profile of the driver, as cProfile writes it")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -44,6 +51,8 @@ def main() -> None:
     for samples in map(int, arguments.samples.split(",")):
         with tempfile.TemporaryDirectory() as temporary:
             given = ["--tokens", str(arguments.tokens), "--steps", str(arguments.steps), "--reward", arguments.reward]
+            given += ["--workers", str(arguments.workers), "--updates", str(arguments.updates)]
+            given += ["--profile", str(arguments.profile)] if arguments.profile else []
             command = [sys.executable, __file__, "--worker", str(samples), "--folder", temporary, *given]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             found[samples] = json.loads((Path(temporary) / "found.json").read_text())
@@ -57,8 +66,10 @@ def tell(found: dict[int, dict[str, Any]]) -> None:
     for name in PHASES:
         seconds = {samples: each["seconds"][name] for samples, each in found.items()}
         rows.append([name, *(f"{spent:.3f} ({1e6 * spent / samples:.0f})" for samples, spent in seconds.items())])
-    memory = {samples: each["memory_mib"] for samples, each in found.items()}
-    rows.append(["memory, MiB (KiB a sample)", *(f"{mib:.0f} ({1024 * mib / n:.1f})" for n, mib in memory.items())])
+    for what in ("memory", "to the driver", "from the driver"):
+        mib = {samples: each[what] for samples, each in found.items() if what in each}
+        if mib:
+            rows.append([f"{what}, MiB (KiB a sample)", *(f"{m:.0f} ({1024 * m / n:.2f})" for n, m in mib.items())])
     print_table(["seconds (µs a sample)", *(f"{samples:,} samples" for samples in found)], rows)
 
 
@@ -78,15 +89,21 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward.py").write_text(REWARD)
     model = write_tiny_model(folder / "tiny")
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 1 << 16}))
     sections: dict[str, Any] = {
         "run": {"folder": str(folder / "run"), "total_steps": arguments.steps},
         "model": {"path": str(model), "compute_dtype": "float32", "external_modules": ["null_engines"]},
         "data": {"train_files": [str(folder / "train.jsonl")], "prompts_per_step": prompts, "max_prompt_tokens": 64},
         "rollout": {"engine": "null", "samples_per_prompt": GROUP, "max_response_tokens": arguments.tokens},
         "reward": {"terms": [{"path": str(folder / "reward.py"), "name": "score"}]},
-        "policy": {"engine": "null", "sequences_per_micro_batch_per_device": 64},
+        "policy": {"engine": "null", "sequences_per_micro_batch_per_device": 64} | (
+            {"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}
+        ),
         "checkpoint": {"at_end": False},
     }
+    if arguments.workers:
+        sections["placement"] = {"devices": arguments.workers, "runtime": "ray", "device": "cpu"}
     if arguments.reward == "gsm8k":
         sections["reward"] = {"terms": [{"name": "gsm8k"}]}
     from posttrain.cli.process import prepare
@@ -99,6 +116,9 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     from posttrain.build.train import train_run
     from posttrain.loops import rl_sync
 
+    traffic = Traffic()
+    if arguments.workers:
+        traffic.listen()
     before: list[int] = []
     cpu: list[float] = []  # seconds at the start of each step
     first = rl_sync.sample_groups
@@ -106,27 +126,68 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     def begun(*given: Any, **how: Any) -> Any:
         before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         cpu.append(time.process_time())
+        traffic.step += 1
         return first(*given, **how)
 
     rl_sync.sample_groups = begun
-    train_run(config)
+    if arguments.profile:
+        cProfile.runctx("train_run(config)", globals(), {"train_run": train_run, "config": config}, arguments.profile)
+    else:
+        train_run(config)
     cpu.append(time.process_time())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     measured = [step for step in steps if "time/step_s" in step][1:]
-    seconds = {
-        name: median(step[f"time/{name}_s"] for step in measured) for name in ("rollout", "reward", "update", "step")
-    }
-    phases = seconds["rollout"] + seconds["reward"] + seconds["update"]
+    timed = ("rollout", "reward", "logprobs", "update", "step")
+    seconds = {name: median(step.get(f"time/{name}_s", 0.0) for step in measured) for name in timed}
+    phases = sum(seconds.values()) - seconds["step"]
     found = {
         "seconds": seconds
         | {
             "outside of these": seconds["step"] - phases,
             "CPU of the driver": median(end - start for start, end in pairwise(cpu[1:])),
         },
-        "memory_mib": (peak - before[0]) / 1024,
-    }
+        "memory": (peak - before[0]) / 1024,
+    } | traffic.mib()
     (folder / "found.json").write_text(json.dumps(found))
+
+
+class Traffic:
+    """The bytes of values that pass between the driver and its workers in the first step."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.bytes = {"to the driver": 0, "from the driver": 0}
+
+    def mib(self) -> dict[str, float]:
+        return {way: count / 2**20 for way, count in self.bytes.items() if count}
+
+    def listen(self) -> None:
+        """Count what the runtime puts, sends and receives."""
+        from posttrain.backends.runtime.ray.cluster import Cluster
+
+        call, put, value = Cluster.call, Cluster.put, Cluster.value
+
+        def counted_call(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
+            self._count("from the driver", arguments)
+            return call(cluster, handle, method, *arguments)
+
+        def counted_put(cluster: Any, given: Any) -> Any:
+            self._count("from the driver", given)
+            return put(cluster, given)
+
+        def counted_value(cluster: Any, promise: Any, timeout_s: float) -> Any:
+            found = value(cluster, promise, timeout_s)
+            self._count("to the driver", found)
+            return found
+
+        Cluster.call, Cluster.put, Cluster.value = counted_call, counted_put, counted_value  # type: ignore[method-assign]
+
+    def _count(self, way: str, value: Any) -> None:
+        if self.step == 1:
+            from ray._private.worker import global_worker
+
+            self.bytes[way] += global_worker.get_serialization_context().serialize(value).total_bytes
 
 
 if __name__ == "__main__":

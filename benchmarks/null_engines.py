@@ -1,5 +1,6 @@
 """Engines that compute nothing, so that what is left of a step is the driver's: a sampler with made tokens, and a policy whose
-gradient is 0. A plug-in: ``model.external_modules: [null_engines]``, with this folder on the path."""
+gradient is 0, on one device or shared by the ranks of a Ray run. A plug-in: ``model.external_modules: [null_engines]``, with
+this folder on the path."""
 
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ import torch
 from torch import Tensor
 
 from posttrain.backends.torch_training.policy import PolicyModel
+from posttrain.backends.torch_training.ranks import RanksSharding
+from posttrain.backends.torch_training.scoring import over_rows
+from posttrain.config import TrainingConfig
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
-from posttrain.registry import ROLLOUT_ENGINES, TRAIN_ENGINES
+from posttrain.plan.engine import EnginePlan
+from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES, TRAIN_ENGINES
 
 FIRST_TOKEN = 20  # of made responses, clear of special tokens
 LOGPROB = -1.0  # nats
@@ -76,12 +81,38 @@ class NullSampler:
         return groups
 
 
+@ENGINE_PLANS.register("null")
+class NullPlan(EnginePlan):
+    """Every rank has the whole model, and takes a share of the rows."""
+
+    shares_out = True
+    keeps_whole = True
+
+
+class NullSharding(RanksSharding):
+    """Ranks that share out rows, and no weights."""
+
+    @classmethod
+    def of_options(cls, options: Any, role: str, *, device_type: str, compute_dtype: torch.dtype, sequence: int) -> Any:
+        return cls(device_type, compute_dtype=compute_dtype, sequence=sequence)
+
+
 @TRAIN_ENGINES.register("null")
 class NullPolicy(PolicyModel):
     """A policy of the model's weights, with log-probs that are made, and a gradient of 0."""
 
+    @staticmethod
+    def sharding_of(
+        config: TrainingConfig, role: str, device: torch.device, compute_dtype: torch.dtype
+    ) -> NullSharding | None:
+        if not torch.distributed.is_initialized():
+            return None
+        return NullSharding.of_run(config, role, device.type, compute_dtype)
+
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
-        return batch.response_mask * LOGPROB
+        return over_rows(
+            batch, self.cutter, self._sharding, lambda rows: batch.rows(rows).response_mask[: len(rows)] * LOGPROB
+        )
 
     def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return batch.response_mask * 1.0
@@ -89,7 +120,11 @@ class NullPolicy(PolicyModel):
     def forward_backward(
         self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
     ) -> ForwardBackwardStats:
-        for weight in self.model.parameters():
+        for weight in self._masters.parameters.values():
             weight.grad = torch.zeros_like(weight)
-        logprobs = batch.sequences.response_mask * LOGPROB
+
+        def of(rows: list[int]) -> Tensor:
+            return batch.rows(rows).sequences.response_mask[: len(rows)] * LOGPROB
+
+        logprobs = over_rows(batch.sequences, self.cutter, self._sharding, of)
         return ForwardBackwardStats(loss=0.0, sums={}, tokens=int(batch.loss_mask.sum()), policy_logprobs=logprobs)
