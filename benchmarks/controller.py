@@ -97,9 +97,8 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         "data": {"train_files": [str(folder / "train.jsonl")], "prompts_per_step": prompts, "max_prompt_tokens": 64},
         "rollout": {"engine": "null", "samples_per_prompt": GROUP, "max_response_tokens": arguments.tokens},
         "reward": {"terms": [{"path": str(folder / "reward.py"), "name": "score"}]},
-        "policy": {"engine": "null", "sequences_per_micro_batch_per_device": 64} | (
-            {"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}
-        ),
+        "policy": {"engine": "null", "sequences_per_micro_batch_per_device": 64}
+        | ({"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}),
         "checkpoint": {"at_end": False},
     }
     if arguments.workers:

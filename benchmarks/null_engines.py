@@ -16,12 +16,12 @@ from posttrain.backends.torch_training.ranks import RanksSharding
 from posttrain.backends.torch_training.scoring import over_rows
 from posttrain.config import TrainingConfig
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
+from posttrain.plan.engine import EnginePlan
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
-from posttrain.plan.engine import EnginePlan
 from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES, TRAIN_ENGINES
 
 FIRST_TOKEN = 20  # of made responses, clear of special tokens

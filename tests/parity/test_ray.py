@@ -42,6 +42,12 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def all_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also tensors as small as these, which would travel with their record."""
+    monkeypatch.setattr("posttrain.backends.runtime.ray.shelf.SMALLEST", 1)
+
+
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
     folder = tmp_path_factory.mktemp("alone")

@@ -240,8 +240,9 @@ def _prompt_tokens(group_index: Tensor, mask: Tensor) -> dict[int, int]:
 
 
 def take_rows(record: Record, index: list[int]) -> Record:
-    """These rows of every row-wise field of a record, and of the records inside it."""
-    taken = torch.tensor(index, dtype=torch.int64)
+    """These rows of every row-wise field of a record, and of the records inside it; neighbours are not copied."""
+    neighbours = len(index) > 0 and index == list(range(index[0], index[0] + len(index)))
+    taken = slice(index[0], index[0] + len(index)) if neighbours else torch.tensor(index, dtype=torch.int64)
 
     def rows_of(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -134,10 +134,10 @@ class FakeCluster:
         self.states: dict[str, str] = {}
 
     def call(self, handle: Any, method: str, *arguments: Any) -> Promise:
-        from posttrain.backends.runtime.ray.worker import News
+        from posttrain.backends.runtime.ray.worker import News, PackedGroups
 
         silent = self.states.get(handle) in ("stopped", "busy")
-        return Promise(News(lines=[], tokens=0, groups=[], notices=[]), 1e6 if silent else 0.0)
+        return Promise(News(lines=[], tokens=0, groups=PackedGroups.of([]), notices=[]), 1e6 if silent else 0.0)
 
     def ready(self, promises: list[Promise], timeout_s: float) -> list[Promise]:
         until = time.monotonic() + timeout_s

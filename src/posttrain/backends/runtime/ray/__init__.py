@@ -29,6 +29,7 @@ from posttrain.backends.runtime.ray.proxies import (
 )
 from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
+from posttrain.backends.runtime.ray.shelf import Shelf, step_bytes
 from posttrain.backends.runtime.ray.started_roles import WorkerAssignment
 from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, Way, send_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
@@ -57,7 +58,7 @@ from posttrain.records.notices import Notices
 from posttrain.registry import ROLLOUT_ENGINES, RUNTIMES
 
 S = TypeVar("S", Roles, Learner, Tuned)
-OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides two buckets of weights
+OBJECT_STORE_BYTES = 256 << 20  # of a cluster of this run's own, besides a step and two buckets of weights
 
 
 @RUNTIMES.register("ray")
@@ -113,12 +114,14 @@ class _Start:
         for rank in (rank for group in self.groups for rank in group.ranks):
             workers_on[rank.device] = workers_on.get(rank.device, 0) + 1
         self.workers_on = workers_on
-        buckets = 2 * config.rollout.weight_bucket_mib << 20 if isinstance(config, RunConfig) else 0
-        self.cluster = Cluster(
-            place.ray_address, workers=sum(workers_on.values()), object_store_bytes=OBJECT_STORE_BYTES + buckets
-        )
+        room = OBJECT_STORE_BYTES
+        if isinstance(config, RunConfig) and isinstance(batches, BatchPlan):
+            room += 2 * config.rollout.weight_bucket_mib << 20
+            room += step_bytes(batches.sequences_per_step, config.context_tokens)
+        self.cluster = Cluster(place.ray_address, workers=sum(workers_on.values()), object_store_bytes=room)
         gpus = self.cluster.amount("GPU")
         self.cuda = place.device == "cuda" or (place.device == "auto" and gpus >= plan.devices)
+        self.shelf = Shelf(self.cluster.put)
         self.folder = Path(config.folder).resolve()
         self.watch = Watch(self.cluster, self.notices, self.folder / "workers")
 
@@ -244,7 +247,11 @@ class _Start:
 
     def _workers(self, group: RoleGroup, members: list[Member]) -> WorkerGroup:
         return WorkerGroup(
-            cluster=self.cluster, watch=self.watch, members=members, timeout_s=self.config.placement.call_timeout_s
+            cluster=self.cluster,
+            watch=self.watch,
+            members=members,
+            timeout_s=self.config.placement.call_timeout_s,
+            shelf=self.shelf,
         )
 
     def learner(self) -> Learner:

@@ -47,12 +47,19 @@ class RemoteScorer:
             loads = (batch.prompt_lengths + batch.response_lengths).tolist()
             parts = balanced_parts(loads, ranks)
             shares = [(to_plain(batch.rows(rows)), self.role, method, *arguments) for rows in parts]
-            scored = torch.cat([from_plain(each) for each in self.workers.scatter("score", shares, what=what)])
+            scored = torch.cat([from_plain(each) for each in self.workers.scatter("score_share", shares, what=what)])
             order = torch.tensor([row for rows in parts for row in rows])
             return scored[order.argsort()]
-        rows = self.workers.share(to_plain(batch))
-        found: Tensor = from_plain(self.workers.call("score", rows, self.role, method, *arguments, what=what))
-        return found
+        return _score(self.workers, self.role, method, batch, arguments, what)
+
+
+def _score(
+    workers: WorkerGroup, role: str, method: str, batch: SequenceBatch, arguments: Sequence[float], what: str
+) -> Tensor:
+    """Let all ranks score a batch together. Returns: [B, T]."""
+    held = workers.shelf.place(batch)
+    found: Tensor = from_plain(workers.call("score", held.record, role, method, arguments, *held.arrays, what=what))
+    return found
 
 
 class RemoteOptimized:
@@ -102,8 +109,9 @@ class RemoteOptimized:
     def _learn(
         self, batch: TrainBatch, loss: LossPlan | PreferencePlan | ValueLossPlan, counts: LossCounts
     ) -> LossStats:
-        rows = self.workers.share(to_plain(batch))
-        plain = self.workers.call("learn", rows, self.role, loss, counts, what=f"{self.role} forward_backward")
+        held = self.workers.shelf.place(batch)
+        what = f"{self.role} forward_backward"
+        plain = self.workers.call("learn", held.record, self.role, loss, counts, *held.arrays, what=what)
         stats: LossStats = from_plain(plain)
         return stats
 
@@ -118,8 +126,9 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
         return self._scores("reference_kl", batch, temperature)
 
     def divergence(self, batch: SequenceBatch, teachers: Mapping[str, TeacherScores], plan: DistillationPlan) -> Tensor:
-        rows = self.workers.share(to_plain((batch, teachers)))
-        found: Tensor = from_plain(self.workers.call("divergence", rows, plan, what="divergence from teachers"))
+        held = self.workers.shelf.place((batch, teachers))
+        plain = self.workers.call("divergence", held.record, plan, *held.arrays, what="divergence from teachers")
+        found: Tensor = from_plain(plain)
         return found
 
     def move_reference(self, mix: float) -> None:
@@ -137,9 +146,7 @@ class RemoteCritic(RemoteOptimized):
     """See interfaces.train_engine.ValueEngine."""
 
     def values(self, batch: SequenceBatch) -> Tensor:
-        rows = self.workers.share(to_plain(batch))
-        found: Tensor = from_plain(self.workers.call("score", rows, self.role, "values", what="critic values"))
-        return found
+        return _score(self.workers, self.role, "values", batch, (), "critic values")
 
     def forward_backward(self, batch: TrainBatch, loss: ValueLossPlan, counts: LossCounts) -> LossStats:
         return self._learn(batch, loss, counts)
@@ -149,9 +156,7 @@ class RemoteRewardLearner(RemoteOptimized):
     """See interfaces.train_engine.ScoreEngine: a reward model in training."""
 
     def values(self, batch: SequenceBatch) -> Tensor:
-        rows = self.workers.share(to_plain(batch))
-        found: Tensor = from_plain(self.workers.call("score", rows, self.role, "values", what="scores"))
-        return found
+        return _score(self.workers, self.role, "values", batch, (), "scores")
 
     def forward_backward(self, batch: TrainBatch, loss: PreferencePlan, counts: LossCounts) -> ValueStats:
         stats = self._learn(batch, loss, counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from posttrain.algos.balancing import balanced_parts
@@ -11,7 +12,7 @@ from posttrain.backends.runtime.ray.cluster import WorkerDied
 from posttrain.backends.runtime.ray.lockstep import HeldCaches, LockstepStream
 from posttrain.backends.runtime.ray.stream import RemoteStream
 from posttrain.backends.runtime.ray.watch import Member
-from posttrain.backends.runtime.ray.worker import Failure, Groups
+from posttrain.backends.runtime.ray.worker import Failure, PackedGroups
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
@@ -170,15 +171,15 @@ class _Sampling:
                 continue
             if isinstance(result, Failure):
                 raise result.error(member.name)
-            self._take(member, result, on_group)
+            self._take(member, [result] if result else [], on_group)
         for member in list(self.missing):
             tokens, groups = member.take()
             if tokens and on_tokens:
                 on_tokens(tokens)
             self._take(member, groups, on_group)
 
-    def _take(self, member: Member, groups: Groups, on_group: OnGroup | None) -> None:
-        for (call, number), responses in groups:
+    def _take(self, member: Member, packed: Sequence[PackedGroups], on_group: OnGroup | None) -> None:
+        for (call, number), responses in chain.from_iterable(each.unpacked() for each in packed):
             if call != self.call or number in self.groups:
                 continue
             self.groups[number] = TrajectoryGroup(prompt=self.prompts[number], trajectories=responses)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.columns import from_columns
 from posttrain.backends.runtime.ray.watch import Member
 from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
@@ -122,7 +123,8 @@ class RemoteStream:
         if isinstance(result, Failure):
             raise result.error(member.name)
         asked = self._under_way[member]
-        return [each for each in result or [] if asked.pop(each.sample_id, None) is not None]
+        ended = from_columns(result) if result else []
+        return [each for each in ended if asked.pop(each.sample_id, None) is not None]
 
     def _move(self, lost: Member) -> None:
         """Send the requests of a lost worker to another one."""

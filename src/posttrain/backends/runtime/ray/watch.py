@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.backends.runtime.ray.cluster import Cluster, NodeGone, WorkerDied
 from posttrain.backends.runtime.ray.processes import WorkerProcess, end, last_lines, state
-from posttrain.backends.runtime.ray.worker import Failure, Groups, News
+from posttrain.backends.runtime.ray.worker import Failure, News, PackedGroups
 from posttrain.errors import RunStopped
 from posttrain.records.notices import Notices
 
@@ -45,11 +45,11 @@ class Member:
     trouble: str | None = None  # why it is lost
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     tokens: int = 0  # sampled, not yet reported
-    groups: Groups = field(default_factory=list)  # finished, not yet fetched
+    groups: list[PackedGroups] = field(default_factory=list)  # finished, not yet fetched
     asked: tuple[Any, float] | None = None  # a poll without an answer yet, and since when
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self) -> tuple[int, Groups]:
+    def take(self) -> tuple[int, list[PackedGroups]]:
         """Return tokens and groups since the last call."""
         with self.lock:
             found = self.tokens, self.groups
@@ -212,7 +212,7 @@ class Watch:
         member.last.extend(news.lines)
         with member.lock:
             member.tokens += news.tokens
-            member.groups += news.groups
+            member.groups += [news.groups] if news.groups.numbers else []
         for text in news.notices:
             self._notices.add(f"{member.name}: {text}")
         for line in news.lines:

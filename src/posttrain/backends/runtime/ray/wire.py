@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -21,13 +21,18 @@ class PlainRecord:
 
 def to_plain(value: Any) -> Any:
     """Arrays for tensors (which must be on the CPU), in records, mappings, lists and tuples; everything else as it is."""
+    return map_plain(value, lambda tensor: tensor.detach().numpy())
+
+
+def map_plain(value: Any, plain_form: Callable[[Tensor], Any]) -> Any:
+    """``to_plain`` with another form of tensors than arrays."""
     if isinstance(value, Tensor):
-        return value.detach().numpy()
+        return plain_form(value)
     if is_dataclass(value) and not isinstance(value, type):
         found = {field.name: getattr(value, field.name) for field in fields(value)}
-        plain = {name: to_plain(each) for name, each in found.items()}
+        plain = {name: map_plain(each, plain_form) for name, each in found.items()}
         return PlainRecord(type(value), plain) if any(plain[name] is not found[name] for name in found) else value
-    return _inside(value, to_plain)
+    return _inside(value, lambda each: map_plain(each, plain_form))
 
 
 def from_plain(value: Any) -> Any:

@@ -12,10 +12,12 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 from posttrain import errors
+from posttrain.backends.runtime.ray.columns import Columns, from_columns, to_columns
 from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
 from posttrain.processes import proc
@@ -25,13 +27,31 @@ from posttrain.records.trajectories import Trajectory
 Groups = list[tuple[tuple[int, int], tuple[Trajectory, ...]]]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedGroups:
+    """Groups on their way to the driver."""
+
+    numbers: list[tuple[int, int]]
+    sizes: list[int]
+    responses: Columns
+
+    @classmethod
+    def of(cls, groups: Groups) -> PackedGroups:
+        responses = [each for _, trajectories in groups for each in trajectories]
+        return cls([number for number, _ in groups], [len(each) for _, each in groups], to_columns(responses))
+
+    def unpacked(self) -> Groups:
+        responses = iter(from_columns(self.responses))
+        return [(number, tuple(islice(responses, size))) for number, size in zip(self.numbers, self.sizes, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
     """Events of a worker since the previous query."""
 
     lines: list[str]  # that it printed
     tokens: int  # that it sampled
-    groups: Groups
+    groups: PackedGroups
     notices: list[str]  # for people
 
 
@@ -80,16 +100,16 @@ class Outbox:
         with self.lock:
             self.notices += texts
 
-    def take_groups(self) -> Groups:
+    def take_groups(self) -> PackedGroups:
         with self.lock:
             found, self.groups = self.groups, []
-        return found
+        return PackedGroups.of(found)
 
-    def take(self) -> tuple[int, Groups, list[str]]:
+    def take(self) -> tuple[int, PackedGroups, list[str]]:
         with self.lock:
-            found = self.tokens, self.groups, self.notices
+            tokens, groups, notices = self.tokens, self.groups, self.notices
             self.tokens, self.groups, self.notices = 0, [], []
-        return found
+        return tokens, PackedGroups.of(groups), notices
 
 
 class Worker:

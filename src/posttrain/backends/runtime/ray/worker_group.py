@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.backends.runtime.ray.cluster import Cluster
+from posttrain.backends.runtime.ray.shelf import Shelf
 from posttrain.backends.runtime.ray.watch import Member, Watch
 
 
@@ -18,11 +19,12 @@ class WorkerGroup:
     watch: Watch
     members: list[Member]
     timeout_s: float  # of one call
+    shelf: Shelf  # of all groups of the run
 
     def call(self, method: str, *arguments: Any, what: str = "") -> Any:
         """Call a method of every rank's roles with the same arguments; the result of rank 0.
 
-        Large arguments are given as promises (``share``), so that they travel once per node.
+        Large arguments are given as promises (``shelf``), so that they travel once per node.
         """
         promises = {
             member: self.cluster.call(member.handle, "call", method, rank == 0, *arguments)
@@ -56,7 +58,3 @@ class WorkerGroup:
             member: self.cluster.call(member.handle, "call_aside", method, *arguments) for member in self.members
         }
         self.watch.wait(promises, what or method, self.timeout_s)
-
-    def share(self, value: Any) -> Any:
-        """A promise of a value, for ``call``."""
-        return self.cluster.put(value)

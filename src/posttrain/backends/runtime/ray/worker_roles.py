@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.backends.runtime.ray.columns import Columns, to_columns
 from posttrain.backends.runtime.ray.led_stream import LedStream
 from posttrain.backends.runtime.ray.sending import Sender
+from posttrain.backends.runtime.ray.shelf import taken_down
 from posttrain.backends.runtime.ray.started_roles import Starter, WorkerAssignment
 from posttrain.backends.runtime.ray.taking import Taker
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
-from posttrain.backends.runtime.ray.worker import Groups, Outbox
+from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
@@ -29,7 +31,7 @@ from posttrain.records.batches import LossCounts
 from posttrain.records.notices import Notices
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 from posttrain.run.profile import Recording
 from posttrain.steps.seat import StreamSeat
@@ -87,21 +89,33 @@ class WorkerRoles:
         self._started.take_turn(role)
         return getattr(self.roles[role], method)()
 
-    def score(self, batch: Any, role: str, method: str, *arguments: float) -> Any:
-        """Call a method that gives [B, T] for a SequenceBatch; both as plain values."""
+    def score_share(self, batch: Any, role: str, method: str, *arguments: float) -> Any:
+        """Call a method that gives [B, T] for this rank's own SequenceBatch; both as plain values."""
         self._started.take_turn(role)
         return self._reported(getattr(self.roles[role], method)(from_plain(batch), *arguments))
 
-    def divergence(self, asked: Any, plan: DistillationPlan) -> Any:
-        """Measure the divergence of the policy from its teachers; a SequenceBatch and the teachers' answers, as plain values."""
+    def score(self, batch: Any, role: str, method: str, arguments: Sequence[float], *arrays: Any) -> Any:
+        """Call a method that gives [B, T] for the SequenceBatch of all ranks (see shelf); the result as a plain value."""
+        self._started.take_turn(role)
+        return self._reported(getattr(self.roles[role], method)(taken_down(batch, arrays), *arguments))
+
+    def divergence(self, asked: Any, plan: DistillationPlan, *arrays: Any) -> Any:
+        """Measure the divergence of the policy from its teachers, for a SequenceBatch and the teachers' answers (see shelf)."""
         self._started.take_turn("policy")
-        batch, answers = from_plain(asked)
+        batch, answers = taken_down(asked, arrays)
         return self._reported(self.roles["policy"].divergence(batch, answers, plan))
 
-    def learn(self, batch: Any, role: str, loss: LossPlan | PreferencePlan | ValueLossPlan, counts: LossCounts) -> Any:
-        """Run forward and backward over a TrainBatch; the batch and the result as plain values."""
+    def learn(
+        self,
+        batch: Any,
+        role: str,
+        loss: LossPlan | PreferencePlan | ValueLossPlan,
+        counts: LossCounts,
+        *arrays: Any,
+    ) -> Any:
+        """Run forward and backward over a TrainBatch (see shelf); the result as a plain value."""
         self._started.take_turn(role)
-        return self._reported(self.roles[role].forward_backward(from_plain(batch), loss, counts))
+        return self._reported(self.roles[role].forward_backward(taken_down(batch, arrays), loss, counts))
 
     def move_reference(self, mix: float) -> None:
         self._started.take_turn("policy", "reference")
@@ -132,7 +146,7 @@ class WorkerRoles:
         self._started.take_turn(role)
         return self.roles[role].score(groups)
 
-    def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> Groups:
+    def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> PackedGroups:
         """Sample. Finished groups go to the outbox; those not fetched from there are returned.
 
         Args: ``call`` is the driver's number of this call, and each prompt has its number in it.
@@ -150,13 +164,13 @@ class WorkerRoles:
         self._started.take_turn("rollout")
         self._stream = self.rollout.open_stream(sampling, self.outbox.add_tokens)
 
-    def sample(self, requests: Sequence[Request], cancelled: Sequence[str], timeout_s: float) -> list[Trajectory]:
+    def sample(self, requests: Sequence[Request], cancelled: Sequence[str], timeout_s: float) -> Columns:
         """Add and cancel requests, sample for a while, and return what has ended."""
         if cancelled:
             self._stream.cancel(cancelled)
         if requests:
             self._stream.submit(requests)
-        return self._stream.wait(timeout_s)
+        return to_columns(self._stream.wait(timeout_s))
 
     def close_stream(self) -> None:
         self._stream.close()

@@ -1,0 +1,123 @@
+"""The tensors of a step in Ray's object store, each put there once, and the records of which they are parts.
+
+Ray hands a worker the arrays without a copy, from memory that the processes of a node share: a rank copies the rows that it
+computes, and no others. A mini-batch of neighbouring rows is a range of the arrays of its batch, and puts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from posttrain.backends.runtime.ray.wire import PlainRecord, map_plain
+
+SMALLEST = 1 << 16  # bytes; smaller arrays travel with their record
+# Of a step's token: ids and versions 8 each; log-probs of sampler, policy and reference, advantages, values and returns 4 each;
+# two masks; and what the ranks answer
+BYTES_PER_TOKEN = 48
+_SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A tensor in one of the arrays beside a record, which are flat."""
+
+    array: int
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A record in the store."""
+
+    record: Any  # a promise of the record, with a Range in the place of every large tensor
+    arrays: tuple[Any, ...]  # promises
+
+
+class Shelf:
+    """The tensors that lie in the store. They leave it when nobody holds them here any more; one that was edited is put again.
+
+    Args: put gives a promise of a value.
+    """
+
+    def __init__(self, put: Callable[[Any], Any]):
+        self._put = put
+        self._promises: Any = WeakTensorKeyDictionary()
+
+    def place(self, value: Any) -> Shelved:
+        """Put a record, a mapping or a sequence of them into the store, but for the tensors that are there."""
+        arrays: list[Any] = []
+        numbers: dict[int, int] = {}  # by id of the tensor
+
+        def plain(tensor: Tensor) -> Any:
+            if tensor.nbytes < SMALLEST:
+                return tensor.detach().numpy()
+            whole, start = _source(tensor)
+            if id(whole) not in numbers:
+                numbers[id(whole)] = len(arrays)
+                arrays.append(self._promise(whole))
+            return Range(numbers[id(whole)], start, tuple(tensor.shape))
+
+        record = map_plain(value, plain)
+        return Shelved(self._put(record), tuple(arrays))
+
+    def _promise(self, tensor: Tensor) -> Any:
+        version, promise = self._promises.get(tensor, (None, None))
+        if version != tensor._version:
+            promise = self._put(tensor.detach().reshape(-1).numpy())
+            self._promises[tensor] = tensor._version, promise
+        return promise
+
+
+def _source(tensor: Tensor) -> tuple[Tensor, int]:
+    """The tensor that this one is a stretch of, and where it starts there; itself and 0 where it is none."""
+    whole = tensor._base
+    if whole is None or not whole.is_contiguous() or not tensor.is_contiguous() or whole.dtype != tensor.dtype:
+        return tensor, 0
+    return whole, int(tensor.storage_offset() - whole.storage_offset())
+
+
+def step_bytes(sequences: int, tokens: int) -> int:
+    """Estimate the room for a step of so many sequences of at most so many tokens, prompt and response: at most half of the
+    shared memory that is free here, beyond which Ray moves arrays to the disk."""
+    free = shutil.disk_usage(_SHARED_MEMORY).free if os.path.isdir(_SHARED_MEMORY) else 0
+    return min(BYTES_PER_TOKEN * sequences * tokens, free // 2)
+
+
+def taken_down(record: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """The record in a worker. Its large tensors are memory that others read, too: they must not be edited."""
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, Range):
+            stretch = arrays[value.array][value.start : value.start + math.prod(value.shape)]
+            return _shared(stretch.reshape(value.shape))
+        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+    return _restored(record, tensor)
+
+
+def _restored(value: Any, tensor: Callable[[Any], Any]) -> Any:
+    if isinstance(value, PlainRecord):
+        return value.kind(**{name: _restored(each, tensor) for name, each in value.values.items()})
+    if isinstance(value, dict):
+        return {key: _restored(each, tensor) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_restored(each, tensor) for each in value)
+    return tensor(value)
+
+
+def _shared(array: np.ndarray[Any, Any]) -> Tensor:
+    with warnings.catch_warnings():  # torch cannot mark a tensor as read-only
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

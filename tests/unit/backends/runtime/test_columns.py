@@ -1,0 +1,77 @@
+"""Responses as columns come back bit for bit, whatever they hold."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.backends.runtime.ray.columns import from_columns, to_columns
+from posttrain.backends.runtime.ray.worker import PackedGroups
+from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
+
+
+def response(
+    token_ids: tuple[int, ...] = (5, 6), logprobs: tuple[float, ...] = (-0.5, -1.25), **more: Any
+) -> Trajectory:
+    how: dict[str, Any] = {"sample_id": "a/0", "text": "x", "stop_reason": StopReason.EOS, "policy_version": 3}
+    return Trajectory(token_ids=token_ids, logprobs=logprobs, **(how | more))
+
+
+def back(*trajectories: Trajectory) -> list[Trajectory]:
+    packed = pickle.dumps(to_columns(trajectories), protocol=5)
+    return from_columns(pickle.loads(packed))  # noqa: S301  # written in the line above
+
+
+FULL = response(
+    response_mask=(True, False),
+    version_spans=(VersionSpan(0, 2), VersionSpan(1, 3)),
+    turns=(Turn(start=0, end=1, text="go", reward=0.5, stop_reason=StopReason.EOS, policy_version=2),),
+    earlier=(response(sample_id="a/0", prompt_token_ids=(1,)),),
+    env_metrics=(("won", 1.0),),
+    top_logprobs=(((5, -0.5), (7, -1.0)), ((6, -1.25),)),
+)
+
+
+@pytest.mark.parametrize(
+    "given_ones",
+    [[], [response()], [response((), ())], [FULL, response(), response((9,), ())]],
+    ids=["none", "one", "without a token", "of several kinds"],
+)
+def test_all_fields_come_back(given_ones: list[Trajectory]) -> None:
+    found = back(*given_ones)
+    assert found == given_ones and repr(found) == repr(given_ones)
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=True)), max_size=8))
+def test_numbers_come_back_to_the_bit(pairs: list[tuple[int, float]]) -> None:
+    whole = response(tuple(token for token, _ in pairs), tuple(nats for _, nats in pairs))
+    (found,) = back(whole)
+    assert found.token_ids == whole.token_ids
+    # repr tells 0.0 from -0.0, and is the same for every NaN
+    assert [repr(value) for value in found.logprobs] == [repr(value) for value in whole.logprobs]
+
+
+def test_what_fits_takes_four_bytes_each() -> None:
+    assert to_columns([response((2**31 - 1,), (-0.5,))]).token_ids.dtype == np.int32
+    assert to_columns([response((2**31,), (-0.5,))]).token_ids.dtype == np.int64
+    assert to_columns([response((1,), (float(np.float32(-0.1)),))]).logprobs.dtype == np.float32
+    assert to_columns([response((1,), (-0.1,))]).logprobs.dtype == np.float64  # 0.1 has no float32 of the same value
+    assert to_columns([response((1,), (-math.inf,))]).logprobs.dtype == np.float32
+    assert to_columns([response((1,), (-1e300,))]).logprobs.dtype == np.float64  # not an infinity
+
+
+def test_recorded_experts_come_back() -> None:
+    experts = np.arange(12, dtype=np.int16).reshape(3, 2, 2)
+    (found,) = back(response(experts=experts))
+    assert found.experts is not None and found.experts.dtype == np.int16 and np.array_equal(found.experts, experts)
+
+
+def test_groups_keep_their_numbers_and_sizes() -> None:
+    groups = [((4, 1), (response(sample_id="b/0"), response((), ()))), ((4, 0), ()), ((4, 2), (FULL,))]
+    assert PackedGroups.of(groups).unpacked() == groups
