@@ -16,6 +16,7 @@ from posttrain.records.trajectories import SamplingParams
 pytest.importorskip("ray")
 from posttrain.backends.runtime.ray.led_stream import LedStream
 from posttrain.backends.runtime.ray.lockstep import HeldCaches, LockstepStream
+from posttrain.backends.runtime.ray.shelf import Shelf
 from posttrain.backends.runtime.ray.worker import Outbox
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 
@@ -40,7 +41,13 @@ class Workers:
             Worker(f"trainer rank {rank}", LedStream(engine, Outbox(), lambda: None))
             for rank, engine in enumerate(engines)
         ]
-        self.group = WorkerGroup(cluster=cast(Any, self), watch=cast(Any, self), members=self.members, timeout_s=1.0)
+        self.group = WorkerGroup(
+            cluster=cast(Any, self),
+            watch=cast(Any, self),
+            members=self.members,
+            timeout_s=1.0,
+            shelf=Shelf(lambda value: value),
+        )
         self.caches = HeldCaches()
 
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> LockstepStream:

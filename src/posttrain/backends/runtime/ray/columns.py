@@ -26,7 +26,7 @@ class Columns:
 
     lengths: NDArray[np.int64]  # [n, 2], token ids and log-probs of each
     token_ids: NDArray[Any]  # of one after the other; int32 where all fit
-    logprobs: NDArray[Any]  # likewise, nats; float32 where that loses nothing
+    logprobs: NDArray[Any]  # in the same order, nats; float32 where that loses nothing
     # The other fields, n values each; a field that has its default in all of them is absent
     others: dict[str, list[Any]]
 

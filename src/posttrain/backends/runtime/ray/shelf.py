@@ -46,7 +46,7 @@ class Shelved:
 
 
 class Shelf:
-    """The tensors that lie in the store. They leave it when nobody holds them here any more; one that was edited is put again.
+    """The tensors that lie in the store. A tensor leaves it with its last reference in this process; an edited one is put again.
 
     Args: put gives a promise of a value.
     """
