@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from posttrain.api.configs import Overrides, load
-from posttrain.cli.hub import with_cached_data
-from posttrain.cli.plan import PLANS
-from posttrain.cli.verdict import verdict
+from posttrain.cli.plan import planned
 from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.loaded import LoadedConfig
@@ -41,12 +38,7 @@ def plan(configuration: Configuration, overrides: Overrides = (), *, look_at_fil
     Raises: RequestError with all problems.
     """
     loaded = loaded_of(configuration, overrides)
-    module = import_module(PLANS[loaded.entry])
-    if look_at_files:
-        loaded, look_at_files = with_cached_data(loaded)
-    request = module.check_request(loaded, look_at_files=look_at_files)
-    batches = getattr(request, "batches", None)
-    judged = verdict(loaded, batches.devices if batches else None)
+    module, request, judged = planned(loaded, look_at_files=look_at_files)
     text = f"{module.plan_text(request)}\n\n{judged.text()}"
     return Plan(trains=judged.trains, text=text, values=json.loads(module.plan_json(request)))
 

@@ -48,7 +48,7 @@ def with_hub_models(loaded: LoadedConfig[Any]) -> LoadedConfig[Any]:
 
 def with_cached_data(loaded: LoadedConfig[Any]) -> tuple[LoadedConfig[Any], bool]:
     """The same for a plan, which opens no connection. Returns: the configuration, and False where a data set is not in the
-    cache, so that its files cannot be looked at; a warning reports it."""
+    cache, so that its rows cannot be looked at; a warning reports it."""
     names = hub_data(loaded.config)
     if not names or loaded.problems:
         return loaded, True
@@ -58,7 +58,9 @@ def with_cached_data(loaded: LoadedConfig[Any]) -> tuple[LoadedConfig[Any], bool
         return _located(loaded, lambda commits: replace_data(loaded.config, commits.of(cached_data, "paths"))), True
     except RequestError:
         first = next(iter(names.values()))[0]
-        what = f"{first.title} is not in the cache of the hub, and a plan downloads nothing: no file was looked at"
+        what = (
+            f"{first.title} is not in the cache of the hub, and a plan downloads nothing: its rows were not looked at"
+        )
         return loaded.warned([f"{what}; {first.command} fetches it"]), False
 
 

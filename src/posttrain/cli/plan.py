@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from importlib import import_module
 from json import dumps
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posttrain.cli.options import Arguments, Dialect, DropUnknown, Here
 from posttrain.errors import RequestError
 
-# Module of each entry, which has check_request, plan_text and plan_json.
+if TYPE_CHECKING:
+    from posttrain.cli.verdict import Verdict
+    from posttrain.dialects.loaded import LoadedConfig
+
+# Module of each entry, which has check_request, plan_text and plan_json; with data, other_file_problems, too.
 PLANS = {
     "train": "posttrain.cli.plan_text",
     "sft": "posttrain.cli.plan_sft",
@@ -87,16 +91,31 @@ def _plan(
     arguments: list[str], dialect: str | None, *, here: bool, drop_unknown: bool, look: bool, as_json: bool
 ) -> bool:
     """Print the plan. Returns: True for a configuration that trains."""
-    from posttrain.cli.hub import with_cached_data
     from posttrain.cli.request import load_request
-    from posttrain.cli.verdict import verdict
 
     loaded = load_request(arguments, dialect, here=here, drop_unknown=drop_unknown, skip_files=not look)
-    module = import_module(PLANS[loaded.entry])
-    if look:
-        loaded, look = with_cached_data(loaded)
-    request = module.check_request(loaded, look_at_files=look)
-    batches = getattr(request, "batches", None)
-    judged = verdict(loaded, batches.devices if batches else None)
+    module, request, judged = planned(loaded, look_at_files=look)
     typer.echo(module.plan_json(request) if as_json else f"{module.plan_text(request)}\n\n{judged.text()}")
     return judged.trains
+
+
+def planned(loaded: LoadedConfig[Any], *, look_at_files: bool) -> tuple[Any, Any, Verdict]:
+    """Check a configuration and the files that are here; nothing is downloaded. Where a data set of the hub is not in its cache,
+    the other files are checked. Returns: the module of its entry, the request for it, and whether it trains.
+
+    Raises: RequestError with all problems.
+    """
+    from posttrain.cli.hub import with_cached_data
+    from posttrain.cli.verdict import verdict
+    from posttrain.plan.hub import local_data_problems
+
+    module = import_module(PLANS[loaded.entry])
+    if look_at_files:
+        loaded, look_at_files = with_cached_data(loaded)
+        if not look_at_files:
+            found = loaded.further([*local_data_problems(loaded.config), *module.other_file_problems(loaded.config)])
+            if found:
+                raise RequestError(found)
+    request = module.check_request(loaded, look_at_files=look_at_files)
+    batches = getattr(request, "batches", None)
+    return module, request, verdict(loaded, batches.devices if batches else None)

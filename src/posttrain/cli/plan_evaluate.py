@@ -42,7 +42,7 @@ def check_request(
 def _look_at_files(config: EvaluateConfig) -> tuple[list[Problem], Mapping[str, str], int | None]:
     from posttrain.data.record_files import count_rows
     from posttrain.data.responses import check_response_files, response_sources
-    from posttrain.rewards.load import check_data_sources, check_rewards
+    from posttrain.rewards.load import check_data_sources
 
     problems = check_response_files(config.data)
     sources: Mapping[str, str] = {}
@@ -56,9 +56,14 @@ def _look_at_files(config: EvaluateConfig) -> tuple[list[Problem], Mapping[str, 
             problems += error.problems
     if rows is not None and config.data.max_prompts is not None:
         rows = min(rows, config.data.max_prompts)
-    problems += check_rewards(config.reward)
-    problems += check_output_folder(config.folder, "output.folder")
-    return problems, sources, rows
+    return problems + other_file_problems(config), sources, rows
+
+
+def other_file_problems(config: EvaluateConfig) -> list[Problem]:
+    """Check the files besides the data, which may not be here yet."""
+    from posttrain.rewards.load import check_rewards
+
+    return [*check_rewards(config.reward), *check_output_folder(config.folder, "output.folder")]
 
 
 def plan_text(request: EvaluateRequest) -> str:

@@ -49,10 +49,14 @@ def _look_at_files(config: GenerateConfig) -> tuple[list[Problem], int | None]:
             problems += error.problems
     if rows is not None and config.data.max_prompts is not None:
         rows = min(rows, config.data.max_prompts)
-    problems += check_model_files(config.model)
+    return problems + other_file_problems(config), rows
+
+
+def other_file_problems(config: GenerateConfig) -> list[Problem]:
+    """Check the files besides the data, which may not be here yet."""
+    problems = check_model_files(config.model)
     problems += check_chat_template(config.model) if config.data.templated_prompts != "raw" else []
-    problems += check_output_file(config.output.file, "output.file")
-    return problems, rows
+    return problems + check_output_file(config.output.file, "output.file")
 
 
 def plan_text(request: GenerateRequest) -> str:

@@ -7,7 +7,7 @@ from posttrain.cli.plan_teachers import teachers_text
 from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.errors import DataError
+from posttrain.errors import DataError, Problem
 from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
 from posttrain.plan.sft import plan_sft
 from posttrain.plan.teacher_files import check_teachers
@@ -41,11 +41,15 @@ def _look_at_files(config: SftConfig) -> Counted:
                 problems += [problem for _, found in checked for problem in found]
         except DataError as error:
             problems += error.problems
-    problems += [*check_model_files(config.model), *check_teachers(config), *check_run_folders(config)]
-    if data.dataset_class_file is None:
-        problems += check_chat_template(config.model)
+    problems += other_file_problems(config)
     rows, validation_rows = counts
     return problems, at_most(rows, data.max_rows), at_most(validation_rows, config.validation.max_rows)
+
+
+def other_file_problems(config: SftConfig) -> list[Problem]:
+    """Check the files besides the data, which may not be here yet."""
+    problems = [*check_model_files(config.model), *check_teachers(config), *check_run_folders(config)]
+    return problems + (check_chat_template(config.model) if config.data.dataset_class_file is None else [])
 
 
 def plan_text(request: Request) -> str:

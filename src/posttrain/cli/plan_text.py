@@ -12,7 +12,7 @@ from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
 from posttrain.cli.plan_teachers import reads_policy_loss, teachers_text
 from posttrain.cli.plan_worlds import episodes_text, worlds_text
-from posttrain.cli.request import TrainRequest, check_request
+from posttrain.cli.request import TrainRequest, check_request, other_file_problems
 from posttrain.config import RunConfig
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
@@ -27,7 +27,7 @@ from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
 from posttrain.records.batch_plans import CriticBatchPlan
 
-__all__ = ["check_request", "plan_json", "plan_text"]
+__all__ = ["check_request", "other_file_problems", "plan_json", "plan_text"]
 
 
 def plan_json(request: TrainRequest) -> str:

@@ -7,6 +7,7 @@ from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.roles import reference_is_policy
 from posttrain.config.tune import TuneConfig
 from posttrain.dialects.loaded import LoadedConfig
+from posttrain.errors import Problem
 from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
 from posttrain.plan.model_files import check_model
 from posttrain.plan.reward_model_files import head_shape_problems
@@ -30,19 +31,26 @@ def check_request(loaded: LoadedConfig[TuneConfig], *, look_at_files: bool, to_r
 def _look_at_files(config: TuneConfig) -> Counted:
     """Check all files. Nothing is counted where one of them is wrong, or a class of the user's reads them."""
     from posttrain.data.preference_rows import check_preference_files
-    from posttrain.data.sft_rows import own_class_file_problems
 
     problems, rows, validation_rows = check_preference_files(config)
     own = config.data.dataset_class_file is not None
     counted = not problems and not own
-    problems += [*check_model_files(config.model), *check_run_folders(config), *own_class_file_problems(config.data)]
-    problems += [] if own else check_chat_template(config.model)
-    problems += head_shape_problems(config.model.path, "model.path") if config.method.scored else []
-    if config.runs_reference and config.reference.path is not None:
-        problems += check_model(config.reference.path, "reference.path", tokenizer=False)
+    problems += other_file_problems(config)
     if not counted:
         return problems, None, None
     return problems, at_most(rows, config.data.max_rows), at_most(validation_rows, config.validation.max_rows)
+
+
+def other_file_problems(config: TuneConfig) -> list[Problem]:
+    """Check the files besides the data, which may not be here yet."""
+    from posttrain.data.sft_rows import own_class_file_problems
+
+    problems = [*check_model_files(config.model), *check_run_folders(config), *own_class_file_problems(config.data)]
+    problems += [] if config.data.dataset_class_file is not None else check_chat_template(config.model)
+    problems += head_shape_problems(config.model.path, "model.path") if config.method.scored else []
+    if config.runs_reference and config.reference.path is not None:
+        problems += check_model(config.reference.path, "reference.path", tokenizer=False)
+    return problems
 
 
 def plan_text(request: Request) -> str:

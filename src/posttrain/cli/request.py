@@ -230,7 +230,6 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     """Check all files. Returns: problems, and the rows of the training and validation files when they are valid."""
     from posttrain.data.check import check_rows
     from posttrain.data.readers import check_files
-    from posttrain.rewards.load import check_rewards
 
     data = loaded.config.data
     generated = loaded.config.environment
@@ -252,19 +251,27 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
             problems += _check_data_sources(loaded.config)
         except DataError as error:
             problems += error.problems
-    templated = bool(data.train_files) and data.templated_prompts != "raw" and not own
-    problems += [
-        *check_rewards(loaded.config.reward),
-        *check_run_files(loaded.config),
-        *check_teachers(loaded.config),
-        *(check_chat_template(loaded.config.model) if templated else ()),
-        *check_environments(loaded.config),
-        *check_positions(loaded.config),
-    ]
+    problems += other_file_problems(loaded.config)
     training, validation = counts
     if training is not None and data.max_prompts is not None:
         training = min(training, data.max_prompts)
     return problems, training, validation
+
+
+def other_file_problems(config: RunConfig) -> list[Problem]:
+    """Check the files besides the data, which may not be here yet."""
+    from posttrain.rewards.load import check_rewards
+
+    data = config.data
+    templated = bool(data.train_files) and data.templated_prompts != "raw" and data.dataset_class_file is None
+    return [
+        *check_rewards(config.reward),
+        *check_run_files(config),
+        *check_teachers(config),
+        *(check_chat_template(config.model) if templated else ()),
+        *check_environments(config),
+        *check_positions(config),
+    ]
 
 
 def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:

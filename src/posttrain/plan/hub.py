@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from posttrain.config.base import Section
+from posttrain.errors import Problem
 from posttrain.libraries.hub_names import HubName, data_name, model_name, portable
 from posttrain.plan.files import hub_models
 
@@ -20,6 +21,17 @@ def hub_data(config: Any) -> dict[str, list[HubName]]:
         return {}
     found = {f"data.{name}": [*filter(None, map(data_name, getattr(config.data, name, [])))] for name in DATA}
     return {field: names for field, names in found.items() if names}
+
+
+def local_data_problems(config: Any) -> list[Problem]:
+    """Check that the data files beside data sets of the hub exist."""
+    from posttrain.data.record_files import first_record
+
+    found: list[Problem] = []
+    for name in DATA:
+        for path in getattr(config.data, name, []):
+            found += first_record(path, f"data.{name}", read=False)[1] if data_name(path) is None else []
+    return found
 
 
 def replace_data(config: C, files: Callable[[HubName, str], Sequence[str]]) -> C:

@@ -52,6 +52,23 @@ def test_a_plan_asks_the_hub_nothing(hub: Hub, tmp_path: Path) -> None:
     assert said in str(planned) and "hf download org/sums --repo-type dataset" in str(planned)
 
 
+def test_a_plan_looks_at_what_is_here(hub: Hub, tmp_path: Path) -> None:
+    """The data set is not in the cache; the model's folder, the validation file and the reward's file are wrong, or not there."""
+    (tmp_path / "model").mkdir()
+    wrong = {
+        "model.path": "./model",
+        "data.validation_files": "[absent.jsonl]",
+        "reward.terms": "[{name: f, path: f.py}]",
+    }
+    with pytest.raises(RequestError) as caught:
+        posttrain.plan("run.yaml", [f"{key}={value}" for key, value in wrong.items()])
+    said = str(caught.value)
+    for each in ("model holds no config.json", "there is no file absent.jsonl", "f.py"):
+        assert each in said
+    assert posttrain.plan("run.yaml", ["model.path=./model"], look_at_files=False).trains
+    assert hub.asked == []
+
+
 def test_a_data_set_that_cannot_be_had_names_the_setting(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(RequestError) as caught:
