@@ -10,8 +10,11 @@ from typing import Any
 
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.loaded import LoadedConfig
+from posttrain.errors import ConfigError, Problem
 
 Overrides = Sequence[str] | Mapping[str, Any]
+LOAD = 'write posttrain.load("run.yaml", {"a.b": 1})'
+OVERRIDES = 'write ["a.b=1"] or {"a.b": 1}'
 
 
 def load(
@@ -30,35 +33,60 @@ def load(
         keys that no version of the dialect has.
     Returns: the configuration with the user's words for it. ``.config`` holds the values; ``.problems`` what is wrong with
         single keys: ``plan`` and ``train`` raise all of them together with what they find themselves.
-    Raises: ConfigError for a file or an override that cannot be read.
+    Raises: ConfigError for a file or an override that cannot be read, and for arguments of another type.
     """
+    if not isinstance(path, str | Path | None):
+        raise ConfigError(Problem(f"path is a file's, a text or a Path, not {_kind(path)}", fix=LOAD))
+    if not isinstance(dialect, str | None):
+        raise ConfigError(Problem(f"dialect is a name, not {_kind(dialect)}", fix='write dialect="verl"'))
     texts = as_overrides(overrides)
     file = None if path is None else str(path)
+    if file is not None and (not file or "\0" in file):
+        raise ConfigError(Problem(f"path is no file's name: {file!r}", fix=LOAD))
     return read_config(file, texts, dialect, here=here, drop_unknown=drop_unknown)
 
 
 def as_overrides(overrides: Overrides) -> list[str]:
-    """Write keys with Python values as overrides in Hydra's grammar; texts stay."""
-    if isinstance(overrides, str):
-        raise TypeError('overrides are a list of texts, ["a.b=1"], or a dict, {"a.b": 1}')
-    if not isinstance(overrides, Mapping):
-        return list(overrides)
-    return [f"++{key}={_value(value)}" for key, value in overrides.items()]
+    """Write keys with Python values as overrides in Hydra's grammar; texts stay.
+
+    Raises: ConfigError for overrides of another type, and for a value that a configuration cannot hold.
+    """
+    if isinstance(overrides, Mapping):
+        if names := [key for key in overrides if not isinstance(key, str)]:
+            raise ConfigError(Problem(f"the key of an override is a text, not {_kind(names[0])}", fix=OVERRIDES))
+        return [f"++{key}={_value(key, value)}" for key, value in overrides.items()]
+    if not isinstance(overrides, list | tuple):
+        raise ConfigError(Problem(f"overrides are a list of texts or a dict, not {_kind(overrides)}", fix=OVERRIDES))
+    if others := [each for each in overrides if not isinstance(each, str)]:
+        raise ConfigError(Problem(f"an override in a list is a text, not {_kind(others[0])}", fix=OVERRIDES))
+    return list(overrides)
 
 
-def _value(value: Any) -> str:
+def _kind(value: Any) -> str:
+    """The type and the value of an argument that is wrong, for an error."""
+    shown = repr(value)
+    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+def _value(key: str, value: Any) -> str:
     """Write a value in Hydra's grammar: texts in quotes, so that nothing in them has a meaning."""
     match value:
         case None:
             return "null"
         case Mapping():
-            return "{" + ",".join(f"{key}:{_value(inner)}" for key, inner in value.items()) + "}"
+            return "{" + ",".join(f"{name}:{_value(key, inner)}" for name, inner in value.items()) + "}"
         case str() | Path():
             text = re.sub(r"(\\*)'", r"\1\1\'", str(value))
             return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
         case list() | tuple():
-            return "[" + ",".join(map(_value, value)) + "]"
+            return "[" + ",".join(_value(key, inner) for inner in value) + "]"
         case bool() | int() | float():
             return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
         case _:
-            raise TypeError(f"an override cannot hold a value of type {type(value).__name__}: {value!r}")
+            raise ConfigError(
+                Problem(
+                    f"an override cannot hold {_kind(value)}",
+                    where=f"override {key}",
+                    fix="write a number, a text, True, None, or a list or dict of these",
+                )
+            )

@@ -44,7 +44,7 @@ def plan(configuration: Configuration, overrides: Overrides = (), *, look_at_fil
 
 
 def loaded_of(configuration: Configuration, overrides: Overrides = ()) -> LoadedConfig[Any]:
-    """Read what may be a path. Raises: ConfigError, also for overrides of what is already read."""
+    """Read what may be a path. Raises: ConfigError, also for overrides of what is already read, and for another type."""
     if isinstance(configuration, str | Path):
         return load(configuration, overrides)
     if overrides:
@@ -53,5 +53,8 @@ def loaded_of(configuration: Configuration, overrides: Overrides = ()) -> Loaded
     if isinstance(configuration, LoadedConfig):
         return configuration
     kinds: dict[type, str] = {TuneConfig: "tune", SftConfig: "sft", RunConfig: "train"}
-    entry = next(name for kind, name in kinds.items() if isinstance(configuration, kind))
+    entry = next((name for kind, name in kinds.items() if isinstance(configuration, kind)), None)
+    if entry is None:
+        what = f"a configuration is a file's path or what posttrain.load returns, not {type(configuration).__name__}"
+        raise ConfigError(Problem(what, fix='write "run.yaml", or posttrain.load("run.yaml", {"a.b": 1})'))
     return LoadedConfig(config=configuration, sources=SourceMap(None, {}), dialect="native", entry=entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,10 +43,51 @@ def test_a_file_with_overrides_of_both_kinds(tmp_path: Path) -> None:
 
 
 def test_what_is_no_override() -> None:
-    with pytest.raises(TypeError, match="a list of texts"):
+    with pytest.raises(ConfigError, match="a list of texts"):
         posttrain.load(None, "a.b=1")
-    with pytest.raises(TypeError, match="of type object"):
+    with pytest.raises(ConfigError, match="cannot hold object .* at override run.name"):
         posttrain.load(None, {"run.name": object()})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (5, "not int 5"),
+        (None, "not NoneType"),
+        ([3], "in a list is a text, not int 3"),
+        ({3: 4}, "key of an override is a text, not int 3"),
+        ({"data": {"train_files": {1}}}, "cannot hold set"),
+    ],
+)
+def test_overrides_of_another_type(overrides: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        posttrain.load(None, overrides)
+
+
+@pytest.mark.parametrize("path", [3, {"a": 1}, b"run.yaml", "", "\0"])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(ConfigError, match="^path is "):
+        posttrain.load(path)
+
+
+def test_a_dialect_is_a_name() -> None:
+    with pytest.raises(ConfigError, match="dialect is a name, not int 3"):
+        posttrain.load(None, dialect=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("configuration", [None, {"model": {}}, 3, ["run.yaml"]])
+@pytest.mark.parametrize("verb", ["plan", "train", "start"])
+def test_what_is_no_configuration(verb: str, configuration: Any) -> None:
+    with pytest.raises(ConfigError, match="a configuration is a file's path"):
+        made = getattr(posttrain, verb)(configuration)
+        if verb == "start":
+            made.__enter__()
+
+
+@pytest.mark.parametrize("folder", [None, 3])
+def test_what_is_no_run_folder(folder: Any) -> None:
+    with pytest.raises(RequestError, match="a run is named by its folder"):
+        posttrain.Run(folder)
 
 
 def test_a_plan_is_that_of_the_command(tmp_path: Path) -> None:
