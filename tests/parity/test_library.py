@@ -6,6 +6,7 @@ import json
 import runpy
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,44 @@ def test_a_loop_of_ones_own_is_stopped_and_resumed(file: Path, tmp_path: Path) -
 def test_a_run_whose_steps_are_not_the_callers(file: Path, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message), posttrain.start(file, overrides):
         pass
+
+
+def test_wrong_calls_of_the_verbs_are_one_error_each(file: Path, tmp_path: Path) -> None:
+    """None of them ends the step that it is made in."""
+
+    def wrong(message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        with pytest.raises(RequestError, match=message):
+            call(*arguments, **options)
+
+    with posttrain.start(file, {"run.folder": str(tmp_path / "own"), "run.total_steps": 1}) as session:
+        sampler, trainer = session.sampler, session.trainer
+        wrong("prompts is a list, not str", sampler.sample, "hello")
+        wrong("prompts holds int", sampler.sample, [1])
+        wrong("did you mean temperature", sampler.sample, ["a"], temprature=1)
+        for name, value in {
+            "temperature": -1.0,
+            "top_p": 0,
+            "samples_per_prompt": 0,
+            "top_k": 1.5,
+            "stop": "a",
+        }.items():
+            wrong(f"{name} is a", sampler.sample, ["a"], **{name: value})
+        for _ in session.steps():
+            wrong("made once", lambda: next(session.steps()))
+            wrong("a batch of no groups", session.batch, [])
+            groups = sampler.sample(session.prompts())
+            wrong("one list per group", session.score, groups, [1.0] * 6)
+            wrong("a number, not 'a'", session.score, groups, [["a"] * 3] * 2)
+            wrong("holds TrajectoryGroup", session.batch, groups)
+            batch = session.batch(session.score(groups))
+            advantages = torch.arange(6.0) - 2.5
+            wrong("a Tensor, not list", trainer.mini_batches, batch, [1.0] * 6)
+            wrong(r"shape \[6\].*not \[5\]", trainer.mini_batches, batch, torch.zeros(5))
+            wrong("a TrainBatch, not ShapedBatch", trainer.forward_backward, batch)
+            for mini_batch in trainer.mini_batches(batch, advantages):
+                wrong("a LossPlan, not str", trainer.forward_backward, mini_batch, "ppo")
+                trainer.forward_backward(mini_batch)
+                trainer.optim_step()
+    assert len(steps(session.folder)) == 1
+    wrong("session is over", sampler.sample, ["a"])
+    wrong("session is over", trainer.save, tmp_path / "late")

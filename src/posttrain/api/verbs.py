@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from posttrain.api.arguments import check_advantages, check_items, check_kind, with_changes
 from posttrain.api.work import Work
 from posttrain.data.templates import apply_template
 from posttrain.errors import RequestError
@@ -31,14 +31,17 @@ class Sampler:
 
         Args: ``prompts`` of ``session.prompts()``, or texts, each a user's message; ``changes`` to the sampling of the
             configuration (samples_per_prompt, temperature, max_response_tokens, top_p, seed ...; fields of SamplingParams).
-        Raises: RunStopped when the sampler does not serve the trainer's weights.
+        Raises: RequestError for arguments of another type and values out of range; RunStopped when the sampler does not serve
+            the trainer's weights.
         """
         work, roles = self._work, self._work.made.roles
+        work.check_open()
+        check_items(prompts, (Prompt, str), "prompts", "of session.prompts(), or texts")
         asked = [self._prompt(number, each) for number, each in enumerate(prompts)]
         if any(isinstance(each, str) for each in prompts):
-            return collect(roles, asked, replace(work.made.plan.step.sampling, **changes))
+            return collect(roles, asked, with_changes(work.made.plan.step.sampling, changes))
         step = work.step
-        sampling: SamplingParams = replace(step.plan.sampling_of(step.selection.batches), **changes)
+        sampling: SamplingParams = with_changes(step.plan.sampling_of(step.selection.batches), changes)
         with step.clock.phase("rollout", total=roles.most_tokens(len(asked), sampling)):
             return collect(roles, asked, sampling, step.clock.advance, work.made.scorer.begin)
 
@@ -66,7 +69,11 @@ class Trainer:
         """The mini-batches of the step, pass by pass, as the configuration cuts them; each is for one optimizer step.
 
         Args: ``advantages`` [B], one per response, or [B, T], one per token.
+
+        Raises: RequestError for another batch or shape.
         """
+        check_kind(batch, ShapedBatch, "the batch", "of session.batch(...)")
+        check_advantages(batch, advantages)
         return self._work.mini_batches(batch, advantages)
 
     def forward_backward(self, mini_batch: TrainBatch, loss: LossPlan | None = None) -> ForwardBackwardStats:
@@ -76,6 +83,8 @@ class Trainer:
         Returns: the loss, sums by metric, and the log-probs [B, T] of the weights as they are.
         """
         work, step = self._work, self._work.step
+        check_kind(mini_batch, TrainBatch, "the mini-batch", "of trainer.mini_batches(...)")
+        check_kind(loss or step.plan.update.loss, LossPlan, "the loss", "a function of your own goes into loss.path")
         work.begin_updates()
         stats = work.made.roles.policy.forward_backward(mini_batch, loss or step.plan.update.loss, mini_batch.counts())
         if step.first_logprobs is None:
@@ -105,5 +114,8 @@ class Trainer:
         """
         from posttrain.run.exports import export_models
 
+        self._work.check_open()
+        if not isinstance(folder, str | Path):
+            raise RequestError(f"a folder is a text or a Path, not {type(folder).__name__}")
         policy = self._work.made.roles.policy
         return export_models(Path(folder), policy.version, policy) / "policy"

@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from posttrain.api.arguments import check_items, check_rewards
 from posttrain.build.train import Training
 from posttrain.errors import RequestError
 from posttrain.loops.rl_sync import Began, body_of, finish_step, samples_path
@@ -58,15 +59,25 @@ class Work:
         self.made, self.tokenizer = training.parts, training.tokenizer
         self._step: OneStep | None = None
         self._turns: Turns | None = None
+        self._open = True
+
+    def check_open(self) -> None:
+        """Raises: RequestError after the block of ``with``, when the models are gone."""
+        if not self._open:
+            raise RequestError("this session is over: its verbs work inside the block of `with posttrain.start(...)`")
 
     @property
     def step(self) -> OneStep:
         """The step. Raises: RequestError outside of one."""
+        self.check_open()
         if self._step is None:
             raise RequestError("this is done inside a step: for step in session.steps(): ...")
         return self._step
 
     def steps(self) -> Iterator[int]:
+        self.check_open()
+        if self._turns is not None:
+            raise RequestError("the steps of a session are made once: its steps() was called before")
         made = self.made
         made.roles.weight_sync.publish(made.roles.policy, made.roles.rollout)
         body = body_of(made, _never)
@@ -90,12 +101,15 @@ class Work:
             if self._turns is None:
                 raise
             self._turns.throw(abandoned)
+        finally:
+            self._open = False
 
     def draw(self) -> list[Prompt]:
         return list(self.made.loader.next(self.step.selection.wanting))
 
     def score(self, groups: Sequence[TrajectoryGroup], rewards: Sequence[Sequence[float]] | None) -> list[ScoredGroup]:
         step = self.step
+        check_items(groups, TrajectoryGroup, "what is scored", "of sampler.sample(...)")
         with step.clock.phase("reward"):
             if rewards is None:
                 try:
@@ -112,6 +126,9 @@ class Work:
 
     def shape(self, groups: Sequence[ScoredGroup]) -> ShapedBatch:
         step, made = self.step, self.made
+        check_items(groups, ScoredGroup, "a batch", "of session.score(...)")
+        if not groups:
+            raise RequestError("a batch of no groups: give it those of session.score(...)")
         if not step.selection.batches:  # scored by the caller alone
             step.selection.add(groups)
         step.selection.groups = list(groups)
@@ -161,15 +178,12 @@ class Work:
 def with_rewards(groups: Sequence[TrajectoryGroup], rewards: Sequence[Sequence[float]]) -> list[ScoredGroup]:
     """Give every response the caller's reward. Raises: RequestError when there are not as many as responses."""
     sizes = [len(group.trajectories) for group in groups]
-    if [len(each) for each in rewards] != sizes:
-        raise RequestError(
-            f"rewards must be one list per group, of {sizes} numbers, not {[len(each) for each in rewards]}"
-        )
+    check_rewards(rewards, sizes)
     return [
         ScoredGroup(
             group=group,
             outcomes=tuple(
-                Reward(float(value)) if math.isfinite(value) else Invalid("not_finite", f"the reward is {value}")
+                Reward(float(value)) if math.isfinite(float(value)) else Invalid("not_finite", f"the reward is {value}")
                 for value in values
             ),
         )

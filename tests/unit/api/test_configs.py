@@ -45,7 +45,7 @@ def test_a_file_with_overrides_of_both_kinds(tmp_path: Path) -> None:
 def test_what_is_no_override() -> None:
     with pytest.raises(ConfigError, match="a list of texts"):
         posttrain.load(None, "a.b=1")
-    with pytest.raises(ConfigError, match="cannot hold object .* at override run.name"):
+    with pytest.raises(ConfigError, match=r"cannot hold object .* at override run.name"):
         posttrain.load(None, {"run.name": object()})
 
 
@@ -66,7 +66,7 @@ def test_overrides_of_another_type(overrides: Any, message: str) -> None:
 
 @pytest.mark.parametrize("path", [3, {"a": 1}, b"run.yaml", "", "\0"])
 def test_what_is_no_path(path: Any) -> None:
-    with pytest.raises(ConfigError, match="^path is "):
+    with pytest.raises(ConfigError, match=r"^path is "):
         posttrain.load(path)
 
 

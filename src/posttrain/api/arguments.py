@@ -1,0 +1,103 @@
+"""Checks of the verbs' arguments: one error for what a caller passed, before a model sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from posttrain.errors import Problem, RequestError, did_you_mean
+from posttrain.records.batches import ShapedBatch
+from posttrain.records.trajectories import SamplingParams
+
+# The least and the greatest value of a number in SamplingParams
+COUNTS = {"samples_per_prompt": 1, "max_response_tokens": 1, "top_k": 0, "extra_episodes": 0, "first_token_top_k": 0}
+SHARES = {"temperature": math.inf, "first_token_temperature": math.inf, "top_p": 1.0, "min_p": 1.0}
+
+
+def with_changes(sampling: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+    """Change the sampling of the configuration. Raises: RequestError for an unknown name and for a value out of range."""
+    names = [each.name for each in fields(SamplingParams)]
+    problems = []
+    for name, value in changes.items():
+        if name not in names:
+            problems.append(Problem(f"sampling has no {name}", fix=did_you_mean(name, names) or f"it has {names}"))
+        elif fault := _fault(name, value):
+            problems.append(Problem(f"{name} is {fault}, not {value!r}"))
+    if problems:
+        raise RequestError(problems)
+    return replace(sampling, **changes)
+
+
+def _fault(name: str, value: Any) -> str:
+    """Say in words what a value of this name is; empty where it is one."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if name in COUNTS:
+        return "" if whole and value >= COUNTS[name] else f"a whole number of at least {COUNTS[name]}"
+    if name == "seed":
+        return "" if whole else "a whole number"
+    if name in SHARES and not (name == "first_token_temperature" and value is None):
+        number = whole or isinstance(value, float)
+        if name == "top_p":
+            return "" if number and 0 < value <= 1 else "a number above 0, up to 1"
+        most = SHARES[name]
+        words = "a number of at least 0" if most == math.inf else f"a number from 0 to {most:g}"
+        return "" if number and math.isfinite(value) and 0 <= value <= most else words
+    if name in ("stop", "stop_token_ids"):
+        kind, words = (str, "texts") if name == "stop" else (int, "token ids")
+        listed = isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
+        return "" if listed else f"a list of {words}"
+    return ""
+
+
+def check_items(items: Any, kind: type | tuple[type, ...], name: str, source: str) -> None:
+    """Raises: RequestError unless ``items`` is a list or tuple of ``kind``; ``source`` says where such items come from."""
+    if not isinstance(items, list | tuple):
+        raise RequestError(Problem(f"{name} is a list, not {type(items).__name__}", fix=source))
+    for item in items:
+        if not isinstance(item, kind):
+            raise RequestError(Problem(f"{name} holds {type(item).__name__}", fix=source))
+
+
+def check_kind(value: Any, kind: type, name: str, source: str) -> None:
+    """Raises: RequestError unless ``value`` is a ``kind``."""
+    if not isinstance(value, kind):
+        raise RequestError(Problem(f"{name} is a {kind.__name__}, not {type(value).__name__}", fix=source))
+
+
+def check_advantages(shaped: ShapedBatch, advantages: Any) -> None:
+    """Raises: RequestError unless advantages are a tensor [B] or [B, T] of this batch."""
+    check_kind(advantages, Tensor, "advantages", "write torch.tensor(...)")
+    mask = shaped.sequences.response_mask
+    shape = tuple(advantages.shape)
+    if shape not in (tuple(mask.shape[:1]), tuple(mask.shape)):
+        rows, length = mask.shape
+        raise RequestError(
+            f"advantages are of shape [{rows}], one per response, or [{rows}, {length}], one per token, not {list(shape)}"
+        )
+
+
+def check_rewards(rewards: Any, sizes: Sequence[int]) -> None:
+    """Raises: RequestError unless rewards are as many numbers for each group as it has responses."""
+    rows = [list(each) for each in rewards if _is_row(each)] if _is_row(rewards) else []
+    if not _is_row(rewards) or len(rows) != len(rewards) or [len(each) for each in rows] != list(sizes):
+        raise RequestError(f"rewards must be one list per group, of {list(sizes)} numbers, not {_described(rewards)}")
+    for value in (value for row in rows for value in row):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise RequestError(Problem(f"a reward is a number, not {value!r}", fix="nan is an invalid one")) from None
+
+
+def _is_row(value: Any) -> bool:
+    """True for what can be read in order: lists, tuples, arrays and tensors."""
+    return not isinstance(value, str | Mapping) and hasattr(value, "__len__") and hasattr(value, "__iter__")
+
+
+def _described(rewards: Any) -> str:
+    if not _is_row(rewards):
+        return type(rewards).__name__
+    return str([len(each) if _is_row(each) else type(each).__name__ for each in rewards])
