@@ -46,7 +46,7 @@ def load(
     return read_config(file, texts, dialect, here=here, drop_unknown=drop_unknown)
 
 
-def as_overrides(overrides: Overrides) -> list[str]:
+def as_overrides(overrides: Overrides | Any) -> list[str]:
     """Write keys with Python values as overrides in Hydra's grammar; texts stay.
 
     Raises: ConfigError for overrides of another type, and for a value that a configuration cannot hold.
