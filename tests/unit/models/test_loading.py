@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPTJConfig
 
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError
@@ -218,3 +218,10 @@ def test_config_that_is_not_json(folder: Path) -> None:
     assert "no model could be loaded" in problem_of(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
     assert "no model could be loaded" in problem_of(folder)
+
+
+def test_a_class_with_a_list_of_its_own_attentions_is_refused(tmp_path: Path) -> None:
+    config = GPTJConfig(n_embd=32, n_layer=1, n_head=2, vocab_size=64, rotary_dim=8, n_positions=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"the attention of gptj at .* is not transformers' interface; choose a Llama"):
+        load_causal_lm(str(tmp_path), dtype=torch.float32)
