@@ -130,7 +130,7 @@ def prompts(model: Any, token_pass: TokenPass, sizes: Sequence[tuple[int, ...]],
     weights = active_weights(model)
     rows = []
     for count, length in sizes:
-        tokens = (torch.arange(count * length) * 7919 % VOCABULARY)[None]
+        tokens = (torch.arange(count * length) * 7919 % config.vocab_size)[None]
         places = torch.arange(length).repeat(count)[None]
         layout, ends = packed_layout([length] * count), torch.arange(1, count + 1) * length - 1
         inputs = {"input_ids": tokens, "position_ids": places}

@@ -52,6 +52,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "--model MODEL --prompts 2 --samples 2 --response 8 --words 6 --steps 2 --threads 1",
         "predicted / measured",
     ),
+    "prefill.py": ("MODEL --prompts 2x8 --rounds 1", "of peak, fast"),
     "restarts.py": ("--every 2 --kills 1", "ETTR"),
     "rollout.py": ("MODEL --sequences 8 --rounds 1 --tokens 4", "gap to the trainer"),
     "scaling.py": ("", "512"),

@@ -163,4 +163,5 @@ def test_a_reward_with_the_wrong_sign_is_reported_before_the_first_step(
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run(1, reward="def score(solution_str, ground_truth):\n    return -float(solution_str == ground_truth)\n")
-    assert noting.said[0].startswith("warning: the reward gives reference answers less than wrong ones: -1 and 0")
+    warning = "warning: the reward gives reference answers less than wrong ones: -1 and 0"
+    assert sum(text.startswith(warning) for text in noting.said) == 1
