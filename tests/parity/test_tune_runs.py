@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -27,8 +29,12 @@ from posttrain.build.tune import tune_run
 from posttrain.config.reward import RewardModelConfig
 from posttrain.config.tune import TuneConfig
 from posttrain.data.preferences import load_preferences
+from posttrain.errors import ConfigError, DataError, ModelError
+from posttrain.models.processors import load_processor
 from posttrain.models.reward_model import load_reward_model
 from posttrain.models.tiny import write_tiny_model
+from posttrain.models.tiny_vision import write_tiny_vision_model
+from posttrain.records.texts import Text
 from posttrain.run.export import export_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -240,6 +246,97 @@ def test_reward_model_of_an_adapter_or_of_parts_is_exported_whole(
         scores = [float(theirs(input_ids=each).logits) for each in tokens]
     assert metrics_of(folder)[-1]["validation/rewards/chosen"] == pytest.approx(sum(scores) / len(scores), abs=1e-4)
     assert theirs.config.pad_token_id is not None
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_vision_model(tmp_path_factory.mktemp("seeing"), "qwen2_vl")
+
+
+def write_pairs_with_images(folder: Path) -> None:
+    """Four pairs; the second has no image, and the third names its place."""
+    for n in range(3):
+        Image.new("RGB", (28 * (n + 1), 28), (80 * n, 10, 200)).save(folder / f"{n}.png")
+    rows = [
+        {"prompt": "which colour", "images": ["0.png"], "chosen": "red", "rejected": "blue blue"},
+        {"prompt": "say red", "images": None, "chosen": "red red", "rejected": "no"},
+        {"prompt": "here <image> or there", "images": ["1.png"], "chosen": "here", "rejected": "there it is"},
+        {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "same"}]}],
+         "images": ["1.png", "2.png"], "chosen": [{"role": "assistant", "content": "no"}],
+         "rejected": [{"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]},
+    ]  # fmt: skip
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def test_pairs_with_images_have_transformers_numbers(make: Make, tmp_path: Path, seeing: Path) -> None:
+    """The first step's log-probs are those of transformers' own model, side by side without packing."""
+    write_pairs_with_images(tmp_path)
+    config = make("run", model={"path": str(seeing)}, data={"shuffle": False})
+    found = metrics_of(tune_run(config))
+    tokenizer: Any = AutoTokenizer.from_pretrained(seeing)
+    processor = load_processor(config.model, tokenizer, config.data)
+    assert processor is not None
+    rows = load_preferences(config.data.train_files, config, tokenizer, processor, what="training").rows
+    assert [bool(row.sides[0].images) for row in rows] == [True, False, True, True]
+    policy: Any = AutoModelForImageTextToText.from_pretrained(seeing, dtype=torch.float32)
+
+    def logp(side: Text) -> float:
+        tokens = torch.tensor(side.token_ids.astype("int64"))[None]
+        given: dict[str, Any] = {
+            "input_ids": tokens,
+            "mm_token_type_ids": (tokens == policy.config.image_token_id).int(),
+        }
+        if side.images is not None:
+            given |= {name: torch.tensor(value) for name, value in side.images.features.items()}
+        with torch.no_grad():
+            logprobs = policy(**given).logits[0, :-1].log_softmax(-1)
+        return float(logprobs.gather(1, tokens[0, 1:, None])[:, 0][torch.tensor(side.learned[1:])].sum())
+
+    for number, name in enumerate(("logps/chosen", "logps/rejected")):
+        mean = sum(logp(row.sides[number]) for row in rows) / len(rows)
+        assert found[0][name] == pytest.approx(mean, abs=1e-4)
+    assert found[0]["policy/loss"] == pytest.approx(math.log(2), rel=1e-12)
+
+
+def test_images_in_pairs_survive_cuts_and_a_stop(make: Make, tmp_path: Path, seeing: Path) -> None:
+    write_pairs_with_images(tmp_path)
+    named = {"model": {"path": str(seeing)}, "checkpoint": {"at_end": True}}
+    whole = tune_run(make("whole", **named, run={"total_steps": 2}))
+    tune_run(make("cut", **named, run={"total_steps": 1}))
+    cut = tune_run(make("cut", **named, run={"total_steps": 2}))
+    assert metrics_of(whole) == metrics_of(cut)
+    assert_alike(metrics_of(whole), metrics_of(tune_run(make("one", **named, run={"total_steps": 2}, policy=_same(2)))))
+
+
+def _same(sequences: int) -> dict[str, Any]:
+    optimizer = {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.0}
+    return {"optimizer": optimizer, "sequences_per_micro_batch_per_device": sequences}
+
+
+@pytest.mark.parametrize("method", [pytest.param("kto", marks=SLOW), pytest.param("orpo", marks=SLOW)])
+def test_every_method_reads_images(make: Make, tmp_path: Path, seeing: Path, method: str) -> None:
+    write_pairs_with_images(tmp_path)
+    found = metrics_of(tune_run(make("run", model={"path": str(seeing)}, method={"name": method})))
+    assert math.isfinite(found[-1]["policy/loss"]) and found[-1]["policy/grad_norm"] > 0
+
+
+def test_images_are_refused_where_nothing_reads_them(make: Make, tmp_path: Path, seeing: Path) -> None:
+    write_pairs_with_images(tmp_path)
+    with pytest.raises(ModelError, match=r"3 of 4 rows have images \(pairs.jsonl:0 is the first\)"):
+        tune_run(make("text"))
+    with pytest.raises(ConfigError, match="reward_model trains a score head, which reads text only"):
+        tune_run(make("scored", model={"path": str(seeing)}, method={"name": "reward_model"}))
+    with pytest.raises(DataError, match=r"holds images that are not read; set data\.image_column=images"):
+        tune_run(make("named", model={"path": str(seeing)}, data={"image_column": "pictures"}))
+    left_out = tune_run(make("out", data={"image_column": None, "train_files": [_texts(tmp_path)]}))
+    assert len(metrics_of(left_out)) == 2
+
+
+def _texts(folder: Path) -> str:
+    """The rows whose prompts are texts."""
+    lines = (folder / "pairs.jsonl").read_text().splitlines()
+    (folder / "texts.jsonl").write_text("\n".join([*lines[:3], lines[1].replace("no", "never")]))
+    return str(folder / "texts.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,14 @@ from posttrain.config.tune import TuneConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.own_preferences import load_own_preferences
 from posttrain.data.preferences import PreferenceSet, load_preferences
+from posttrain.data.sft import What
 from posttrain.errors import ConfigError
 from posttrain.interfaces.roles import Tuned
 from posttrain.interfaces.train_engine import ScoreEngine, TrainEngine
 from posttrain.loops import tune
 from posttrain.models.loading import import_modules, load_tokenizer
+from posttrain.models.processors import load_processor
+from posttrain.plan.checks.tune import image_problems
 from posttrain.plan.tune import plan_tune
 from posttrain.records.plans import PreferencePlan
 from posttrain.records.preferences import Preference
@@ -57,14 +60,22 @@ def _train(
     import_modules(config.model.external_modules)
     say("loading tokenizer and data")
     tokenizer = load_tokenizer(config.model)
-    load = load_preferences if config.data.dataset_class_file is None else load_own_preferences
-    training = load(config.data.train_files, config, tokenizer, what="training")
+    processor = load_processor(config.model, tokenizer, config.data)
+
+    def load(files: Sequence[str], what: What) -> PreferenceSet:
+        if config.data.dataset_class_file is not None:
+            return load_own_preferences(files, config, tokenizer, what=what)
+        return load_preferences(files, config, tokenizer, processor, what=what)
+
+    training = load(config.data.train_files, "training")
     validation = PreferenceSet(rows=[], read=0)
     if config.data.validation_files:
-        validation = load(config.data.validation_files, config, tokenizer, what="validation")
+        validation = load(config.data.validation_files, "validation")
     rows, held_out = training.rows[: config.data.max_rows], validation.rows[: config.validation.max_rows]
     batches, problems = plan_tune(config, len(rows))
-    if batches is None:
+    if any(text.images for row in (*rows, *held_out) for text in row.sides):
+        problems = [*problems, *image_problems(config)]
+    if batches is None or problems:
         raise ConfigError(problems)
     check_texts_fit(config, [text for row in (*rows, *held_out) for text in row.sides])
     if releases_reference(config):

@@ -8,7 +8,8 @@ from posttrain.config.roles import reference_is_policy
 from posttrain.config.tune import TuneConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import Problem
-from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
+from posttrain.plan.checks.tune import image_problems
+from posttrain.plan.files import check_chat_template, check_model_files, check_reads_images, check_run_folders
 from posttrain.plan.model_files import check_model
 from posttrain.plan.reward_model_files import head_shape_problems
 from posttrain.plan.tune import plan_tune
@@ -30,11 +31,16 @@ def check_request(loaded: LoadedConfig[TuneConfig], *, look_at_files: bool, to_r
 
 def _look_at_files(config: TuneConfig) -> Counted:
     """Check all files. Nothing is counted where one of them is wrong, or a class of the user's reads them."""
+    from posttrain.data.images import CHOOSE_A_VISION_MODEL, VISION_MODELS
+    from posttrain.data.preference_images import first_with_images
     from posttrain.data.preference_rows import check_preference_files
 
     problems, rows, validation_rows = check_preference_files(config)
     own = config.data.dataset_class_file is not None
     counted = not problems and not own
+    if not own and first_with_images(config) is not None:
+        problems += check_reads_images(config.model, VISION_MODELS, CHOOSE_A_VISION_MODEL)
+        problems += image_problems(config)
     problems += other_file_problems(config)
     if not counted:
         return problems, None, None

@@ -30,7 +30,8 @@ def missing_column(column: str, record: Record, place: str, field: str) -> Probl
     return Problem(what, fix=did_you_mean(root(column), list(record), listed=True), field=f"data.{field}")
 
 
-def messages_of(value: Any) -> list[Message]:
+def messages_of(value: Any, *, typed: bool = False) -> list[Message]:
+    """Return checked chat messages. With ``typed`` a content may also be a list of parts, which the caller checks."""
     if not isinstance(value, list):
         raise BadCell(f"holds {described(value)}; a list of chat messages is expected")
     if not value:
@@ -47,8 +48,10 @@ def messages_of(value: Any) -> list[Message]:
             raise BadCell(f"{shown or f'has no role in message {index}'}; {known}")
         if role in ("system", "developer") and index:
             raise BadCell(f"holds a {role} message in place {index}; it can only be the first")
-        if not isinstance(message.get("content"), str) and not (role == "assistant" and message.get("tool_calls")):
-            raise BadCell(f"holds {_held(message.get('content'))} as content of message {index}; text is expected")
+        content = message.get("content")
+        fits = isinstance(content, str) or (typed and isinstance(content, list) and bool(content))
+        if not fits and not (role == "assistant" and message.get("tool_calls")):
+            raise BadCell(f"holds {_held(content)} as content of message {index}; text is expected")
         messages.append(message)
     return messages
 

@@ -57,7 +57,7 @@ def mismatched(rows: Sequence[Preference], max_tokens: int) -> list[Preference]:
         prompt, completion = texts[index], texts[other]
         ids = np.concatenate([prompt.token_ids[: starts[index]], completion.token_ids[starts[other] :]])
         learned = np.concatenate([np.zeros(starts[index], np.bool_), completion.learned[starts[other] :]])
-        text = Text(name=row.name, token_ids=ids[:max_tokens], learned=learned[:max_tokens])
+        text = Text(name=row.name, token_ids=ids[:max_tokens], learned=learned[:max_tokens], images=prompt.images)
         found.append(Preference(name=row.name, sides=(text,), desirable=row.desirable))
     return found
 

@@ -27,9 +27,10 @@ from posttrain.data.cells import (
     value_at,
 )
 from posttrain.data.columns import root
+from posttrain.data.images import BadImage, ImageFile
+from posttrain.data.preference_images import only_texts, unread_images, with_images
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, count_rows, described, first_record, kind_of, read_records
-from posttrain.data.sft_rows import image_column
 from posttrain.data.transcripts import is_transcript, transcript_turns
 from posttrain.errors import DataError, Problem
 
@@ -52,6 +53,7 @@ class PreferenceRow:
     margin: float = 0.0
     ref_logps: tuple[float, ...] | None = None
     tools: list[Any] | None = None
+    images: tuple[ImageFile, ...] = ()  # of the prompt, in the order of its image parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def checked_preference_rows(
     columns: PreferenceColumns | None = None
     for number, record in enumerate(read_records(file)):
         columns = columns or choose_preference_columns(record, data, method, file.name)
-        yield rows_of(record, number, file.name, columns, data, method)
+        yield rows_of(record, number, file, columns, data, method)
 
 
 def check_preference_files(config: TuneConfig) -> tuple[list[Problem], int, int]:
@@ -179,7 +181,7 @@ def choose_preference_columns(
 def rows_of(
     record: Record,
     number: int,
-    place: str,
+    file: Path,
     columns: PreferenceColumns,
     data: TuneDataConfig,
     method: TuneMethodConfig,
@@ -187,9 +189,9 @@ def rows_of(
     """Check a row. Returns: what it gives, or its first problem."""
     at = _Place()
     try:
-        row = _row(record, number, columns, data, at)
-    except BadCell as error:
-        return Problem(f"row {number} of {place}: column {at.column} {error}", field=f"data.{at.field}")
+        row = _row(record, number, columns, data, at, file.parent)
+    except (BadCell, BadImage) as error:
+        return Problem(f"row {number} of {file.name}: column {at.column} {error}", field=f"data.{at.field}")
     if columns.chosen is None or method.paired:
         return [row]
     ref_logps = [None, None] if row.ref_logps is None else [(value,) for value in row.ref_logps]
@@ -209,21 +211,24 @@ class _Place:
         return value_at(record, column)
 
 
-def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneDataConfig, at: _Place) -> PreferenceRow:
-    if column := image_column(record):
-        at.column, at.field = column, "train_files"
-        raise BadCell("holds images, and preferences are learned from text only; remove the column, or its rows")
+def _row(
+    record: Record, number: int, columns: PreferenceColumns, data: TuneDataConfig, at: _Place, folder: Path
+) -> PreferenceRow:
+    if column := unread_images(record, data):
+        at.column, at.field = column, "image_column"
+        raise BadCell(f"holds images that are not read; set data.image_column={column}, or null to leave them out")
+    typed = data.image_column is not None
     if columns.chosen is not None:
         assert columns.rejected is not None, "the columns of a pair come together"
         sides = [
-            _completion(at.read(record, columns.chosen, "chosen_column")),
-            _completion(at.read(record, columns.rejected, "rejected_column")),
+            _completion(at.read(record, columns.chosen, "chosen_column"), typed=typed),
+            _completion(at.read(record, columns.rejected, "rejected_column"), typed=typed),
         ]
         if sides[0] == sides[1]:
             raise BadCell(f"holds the same as column {columns.chosen}; a pair needs a better and a worse side")
     else:
         assert columns.completion is not None, "a single completion has a column"
-        sides = [_completion(at.read(record, columns.completion, "response_column"))]
+        sides = [_completion(at.read(record, columns.completion, "response_column"), typed=typed)]
     whole = sides[0][0]["role"] != "assistant"
     prompt = None
     if not whole:
@@ -240,7 +245,17 @@ def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneData
         at.column = name
         if not side or side[0]["role"] != "assistant":
             raise BadCell("holds no assistant's message behind the prompt, so there is nothing to compare")
+        only_texts(side)
+    if data.image_column in record:
+        at.column, at.field = data.image_column or "", "image_column"
+    else:
+        at.column, at.field = columns.prompt or _names(columns)[0], "prompt_column"
+    prompt, images = with_images(prompt, record, data, folder)
+    if images and any(len(side) > 1 for side in sides):
+        raise BadCell("belongs to a completion of several messages; with images it is one message")
     tools = from_json(record.get(data.tools_column))
+    if images and tools:
+        raise BadCell(f"stands beside tools in column {data.tools_column}; a row has images or tools")
     return PreferenceRow(
         number=number,
         prompt=prompt,
@@ -249,6 +264,7 @@ def _row(record: Record, number: int, columns: PreferenceColumns, data: TuneData
         margin=_margin(record, columns.margin, at),
         ref_logps=_reference(record, data, len(sides), at),
         tools=tools if isinstance(tools, list) and tools else None,
+        images=images,
     )
 
 
@@ -256,7 +272,7 @@ def _names(columns: PreferenceColumns) -> list[str]:
     return [name for name in (columns.chosen, columns.rejected, columns.completion) if name is not None]
 
 
-def _completion(value: Any) -> Completion:
+def _completion(value: Any, *, typed: bool = False) -> Completion:
     """The messages of a cell; a text is one message of the assistant, unless it is a transcript."""
     if isinstance(value, str) and _is_plain(value):
         return [{"role": "assistant", "content": text_of(value)}]
@@ -265,7 +281,7 @@ def _completion(value: Any) -> Completion:
     parsed = transcript_turns(value) if isinstance(value, str) and is_transcript(value) else from_json(value)
     if not isinstance(parsed, list):
         return [{"role": "assistant", "content": answer_of(value)}]
-    messages = messages_of(parsed)
+    messages = messages_of(parsed, typed=typed)
     if messages[-1]["role"] != "assistant":
         raise BadCell(f"ends with a message of the {messages[-1]['role']}; a completion ends with the assistant's")
     last = messages[-1]
@@ -288,7 +304,11 @@ def _prompt(record: Record, column: str, data: TuneDataConfig, at: _Place) -> li
             messages = messages[:-1]
     else:
         given = [value] if isinstance(value, Mapping) else value  # a message alone
-        messages = [{"role": "user", "content": text_of(value)}] if text else messages_of(from_json(given))
+        messages = (
+            [{"role": "user", "content": text_of(value)}]
+            if text
+            else messages_of(from_json(given), typed=data.image_column is not None)
+        )
     if messages[-1]["role"] == "assistant":
         raise BadCell("ends with an assistant message; a prompt ends before the answer")
     at.column, at.field = data.query_column or "", "query_column"

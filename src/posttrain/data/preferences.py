@@ -11,6 +11,7 @@ import numpy as np
 from posttrain.config.tune import TuneConfig
 from posttrain.data.assistant_tokens import Template, Tokens, conversation_tokens
 from posttrain.data.cells import Message
+from posttrain.data.images import CHOOSE_A_VISION_MODEL, PromptImageReader
 from posttrain.data.preference_rows import PreferenceRow, read_preference_rows
 from posttrain.data.prompts import file_labels
 from posttrain.data.readers import MAX_LISTED
@@ -47,11 +48,17 @@ class PreferenceSet:
 
 
 def load_preferences(
-    files: Sequence[str], config: TuneConfig, tokenizer: PreTrainedTokenizerBase, *, what: What
+    files: Sequence[str],
+    config: TuneConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    processor: PromptImageReader | None = None,
+    *,
+    what: What,
 ) -> PreferenceSet:
-    """Load all rows of ``files``, in order and concatenated.
+    """Load all rows of ``files``, in order and concatenated; ``processor`` belongs to a vision model.
 
-    Raises: ModelError when the tokenizer has no chat template or no end token; DataError with the bad rows of all files,
+    Raises: ModelError when the tokenizer has no chat template or no end token, or rows have images and there is no
+        ``processor``; DataError with the bad rows of all files,
         with the rows that are too long (``overlong: error``), or when none is left.
     """
     if problems := [*check_template(tokenizer, config.data.chat_template_options), *check_end(tokenizer)]:
@@ -61,7 +68,7 @@ def load_preferences(
         try:
             for row in read_preference_rows(file, config.data, config.method):
                 try:
-                    sides = [_side(row, side, config, tokenizer) for side in row.completions]
+                    sides = [_side(row, side, config, tokenizer, processor) for side in row.completions]
                 except DataError as error:
                     problems += [Problem(f"row {row.number} of {label}: {each.what}") for each in error.problems]
                 else:
@@ -73,29 +80,47 @@ def load_preferences(
         raise DataError([*problems[:MAX_LISTED], *more])
     if not rows:
         raise DataError(Problem(f"the {what} files hold no rows", field=FIELDS[what]))
-    return cut_preferences(rows, config, what)
+    with_images = [name for name, row, _ in rows if row.images]
+    if with_images and processor is None:
+        raise ModelError(
+            Problem(
+                f"{len(with_images)} of {len(rows)} rows have images ({with_images[0]} is the first), and the model reads "
+                "text only",
+                fix=CHOOSE_A_VISION_MODEL,
+                field="model.path",
+            )
+        )
+    return cut_preferences(rows, config, what, processor)
 
 
-def cut_preferences(rows: Sequence[ReadRow], config: TuneConfig, what: What) -> PreferenceSet:
-    """Cut sides to max_tokens, and drop rows that cannot be compared any more.
+def cut_preferences(
+    rows: Sequence[ReadRow], config: TuneConfig, what: What, processor: PromptImageReader | None = None
+) -> PreferenceSet:
+    """Cut sides to max_tokens, and drop rows that cannot be compared any more. A prompt with images loses none of its tokens.
 
     Raises: DataError with the rows that are too long (``overlong: error``), or when none is left.
     """
     limit, rule = config.data.max_tokens, config.data.overlong
     overlong = [(name, longest) for name, _, sides in rows if (longest := max(len(ids) for ids, _ in sides)) > limit]
-    if overlong and rule == "error":
-        raise DataError(overlong_problem(overlong, len(rows), limit, what))
+    if rule == "truncate_left":  # cuts into prompts
+        whole = {name for name, row, _ in rows if row.images}
+        refused = [each for each in overlong if each[0] in whole]
+    else:
+        refused = overlong if rule == "error" else []
+    if refused:
+        raise DataError(overlong_problem(refused, len(rows), limit, what))
     kept, dropped, alike = [], 0, 0
     for name, row, sides in rows:
         if rule == "filter" and max(len(ids) for ids, _ in sides) > limit:
             dropped += 1
             continue
         part = slice(-limit, None) if rule == "truncate_left" else slice(limit)
+        images = processor.prompt_images(row.images) if processor is not None and row.images else None
         texts = []
         for ids, learned in sides:
             marks = learned[part].copy()
             marks[:1] = False  # no token predicts the first one
-            texts.append(Text(name=name, token_ids=ids[part], learned=marks))
+            texts.append(Text(name=name, token_ids=ids[part], learned=marks, images=images))
         equal = len(texts) == 2 and np.array_equal(texts[0].token_ids, texts[1].token_ids)
         if equal or not all(text.learned.any() for text in texts):
             alike += 1
@@ -116,7 +141,13 @@ def cut_preferences(rows: Sequence[ReadRow], config: TuneConfig, what: What) -> 
     return PreferenceSet(rows=kept, read=len(rows), dropped=dropped, cut=cut, alike=alike)
 
 
-def _side(row: PreferenceRow, side: list[Message], config: TuneConfig, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+def _side(
+    row: PreferenceRow,
+    side: list[Message],
+    config: TuneConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    processor: PromptImageReader | None,
+) -> Tokens:
     """Return the tokens of a prompt with one completion, and those of the completion that the assistant wrote.
 
     A plain answer is the prompt as rendered for RL, then the answer and the end token, tokenised separately, so that both sides
@@ -124,7 +155,12 @@ def _side(row: PreferenceRow, side: list[Message], config: TuneConfig, tokenizer
     """
     options = config.data.chat_template_options
     if row.tools is None and len(side) == 1 and set(side[0]) == {"role", "content"}:
-        _, prompt = apply_template(tokenizer, row.prompt, options)
+        sizes = [(image.width, image.height) for image in row.images]
+        _, prompt = apply_template(tokenizer, row.prompt, options, processor=processor, sizes=sizes)
+        if processor is not None and processor.token in side[0]["content"]:
+            raise DataError(
+                Problem(f"a completion has {processor.token}, which stands for an image; images belong to the prompt")
+            )
         answer = tokenizer(side[0]["content"], add_special_tokens=False, verbose=False)["input_ids"]
         whole = [*prompt, *answer, tokenizer.eos_token_id]
         learned = np.zeros(len(whole), np.bool_)

@@ -36,6 +36,7 @@ def text_batch(texts: Sequence[Text], *, per_group: int = 1) -> TrainBatch:
         group_index=torch.arange(len(texts)) // per_group,
         trajectory_index=torch.arange(len(texts)),
         sample_ids=tuple(text.name for text in texts),
+        images=tuple(text.images for text in texts) if any(text.images for text in texts) else (),
     )
     return TrainBatch(
         sequences=sequences,

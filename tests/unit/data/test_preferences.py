@@ -180,7 +180,7 @@ BAD = [
     (PAIR | {"rejected": " "}, {}, "column rejected holds an empty text"),
     (PAIR | {"chosen": None}, {}, "column chosen holds nothing"),
     (PAIR | {"rejected": []}, {}, "column rejected holds a list of 0"),
-    (PAIR | {"images": ["cat.png"]}, {}, "column images holds images, and preferences are learned from text only"),
+    (PAIR | {"images": ["cat.png"]}, {}, "column images holds image 0 that is not there"),
     (PAIR | {"prompt": ""}, {}, "column prompt holds an empty text"),
     (PAIR | {"prompt": [USER, RIGHT]}, {}, "column prompt ends with an assistant message"),
     ({"chosen": [USER, RIGHT], "rejected": [USER]}, {}, "column rejected ends with a message of the user"),

@@ -84,6 +84,19 @@ def _engines(config: TuneConfig) -> Iterator[Problem]:
         yield Problem(what, fix=f"use policy.engine={other}", field="policy.engine")
 
 
+def image_problems(config: TuneConfig) -> Iterator[Problem]:
+    """Report settings that do not support prompts with images, which shows only when the data are read."""
+    if not engine_plan(config.policy.engine).reads_images:
+        yield Problem(
+            f"the training data hold images, which policy.engine={config.policy.engine} does not read",
+            fix=f"use policy.engine={engine_that(lambda engine: engine.reads_images)}",
+            field="policy.engine",
+        )
+    if config.method.scored:
+        what = f"the training data hold images, and {config.method.name} trains a score head, which reads text only"
+        yield Problem(what, fix="use a method without one, such as dpo, or data.image_column=null", field="method.name")
+
+
 def _data_warnings(config: TuneConfig) -> Iterator[str]:
     data, method = config.data, config.method
     for name in OF_TEXTS:
