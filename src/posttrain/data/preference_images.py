@@ -14,7 +14,7 @@ from posttrain.data.sft_rows import image_column
 
 
 def unread_images(record: Record, data: TuneDataConfig) -> str | None:
-    """Return the column of images that nobody reads, None without one; data.image_column=null leaves all of them out."""
+    """Return the column of images that is not read, None without one; data.image_column=null leaves all of them out."""
     column = image_column(record)
     return None if column == data.image_column or data.image_column is None else column
 

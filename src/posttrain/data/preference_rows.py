@@ -241,8 +241,9 @@ def _row(
     else:
         prompt, sides = _apart(sides)
         prompt = _with_system(prompt, record, data, at)
-    for side, name in zip(sides, _names(columns), strict=True):
-        at.column = name
+    fields = ("chosen_column", "rejected_column") if columns.chosen is not None else ("response_column",)
+    for side, name, field in zip(sides, _names(columns), fields, strict=True):
+        at.column, at.field = name, field
         if not side or side[0]["role"] != "assistant":
             raise BadCell("holds no assistant's message behind the prompt, so there is nothing to compare")
         only_texts(side)
@@ -254,6 +255,9 @@ def _row(
     if images and any(len(side) > 1 for side in sides):
         raise BadCell("belongs to a completion of several messages; with images it is one message")
     tools = from_json(record.get(data.tools_column))
+    if tools not in (None, "") and not isinstance(tools, list):
+        at.column, at.field = data.tools_column, "tools_column"
+        raise BadCell(f"holds {described(tools)}; a list of tools is expected")
     if images and tools:
         raise BadCell(f"stands beside tools in column {data.tools_column}; a row has images or tools")
     return PreferenceRow(
@@ -263,7 +267,7 @@ def _row(
         desirable=_label(record, columns.label, at),
         margin=_margin(record, columns.margin, at),
         ref_logps=_reference(record, data, len(sides), at),
-        tools=tools if isinstance(tools, list) and tools else None,
+        tools=tools or None,
         images=images,
     )
 
@@ -369,6 +373,7 @@ def _margin(record: Record, column: str | None, at: _Place) -> float:
 def _reference(record: Record, data: TuneDataConfig, sides: int, at: _Place) -> tuple[float, ...] | None:
     if data.reference_columns is None:
         return None
+    at.column, at.field = ", ".join(data.reference_columns), "reference_columns"
     if len(data.reference_columns) != sides:
         raise BadCell(f"stands in a row of {sides} completions, and data.reference_columns has another number")
     return reference_of([at.read(record, column, "reference_columns") for column in data.reference_columns])

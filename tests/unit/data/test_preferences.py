@@ -182,6 +182,7 @@ BAD = [
     (PAIR | {"rejected": []}, {}, "column rejected holds a list of 0"),
     (PAIR | {"images": ["cat.png"]}, {}, "column images holds image 0 that is not there"),
     (PAIR | {"prompt": ""}, {}, "column prompt holds an empty text"),
+    (PAIR | {"tools": "x{"}, {}, "column tools holds 'x{'; a list of tools is expected"),
     (PAIR | {"prompt": [USER, RIGHT]}, {}, "column prompt ends with an assistant message"),
     ({"chosen": [USER, RIGHT], "rejected": [USER]}, {}, "column rejected ends with a message of the user"),
     (
@@ -304,3 +305,11 @@ def test_mismatched_rows_have_the_next_completion(tmp_path: Path, model: str) ->
     texts = [tokenizer.decode(row.sides[0].token_ids) for row in mismatched(loaded, 1000)]
     assert all(f"say {n}" in text and str((n + 1) % 3) * 3 in text for n, text in enumerate(texts))
     assert max(len(row.sides[0].token_ids) for row in mismatched(loaded, 10)) == 10
+
+
+def test_the_key_of_a_bad_row_is_that_of_its_column(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, {"chosen": [USER, RIGHT], "rejected": [USER, RIGHT, USER, WRONG]})
+    (problem,) = caught.value.problems
+    assert "column chosen holds no assistant's message behind the prompt" in problem.what
+    assert problem.field == "data.chosen_column"
