@@ -192,13 +192,11 @@ def load_causal_lm(
         model, report = loaded
     except torch.OutOfMemoryError:
         raise
-    except KeyError as error:
-        if error.args != (NAME,):
-            raise
-        # Older classes look their attention up in a list of their own.
-        what = f"the attention of {config.model_type} at {path} is not transformers' interface"
-        raise ModelError(Problem(what, fix=KNOWN, field=field)) from error
-    except (OSError, ValueError, TypeError, ArithmeticError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RuntimeError, SafetensorError) as error:
+        if error.args == (NAME,):
+            # Older classes look their attention up in a list of their own.
+            what = f"the attention of {config.model_type} at {path} is not transformers' interface"
+            raise ModelError(Problem(what, fix=KNOWN, field=field)) from error
         what = f"no model could be loaded from {path}: {first_line(error)}"
         raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
     # transformers would continue with random values in their place

@@ -225,3 +225,10 @@ def test_a_class_with_a_list_of_its_own_attentions_is_refused(tmp_path: Path) ->
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"the attention of gptj at .* is not transformers' interface; choose a Llama"):
         load_causal_lm(str(tmp_path), dtype=torch.float32)
+
+
+def test_an_activation_that_is_none(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_act": "x"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"no model could be loaded from .*: .*x"):
+        load_causal_lm(str(folder), dtype=torch.float32)
