@@ -21,6 +21,7 @@ COUNTS = (
     "head_dim",
     "max_position_embeddings",
 )
+NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,11 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
 
     Raises: KeyError for one that is missing, ValueError for one that is no count (some kinds of models list one per layer).
     """
-    if wrong := [name for name in COUNTS if not isinstance(text.get(name), int | None) or (text.get(name) or 1) < 1]:
+    said = {name: text[name] for name in COUNTS if text.get(name) is not None}
+    if wrong := [name for name, size in said.items() if not isinstance(size, int) or size < 1]:
         raise ValueError(f"{wrong[0]} is not a count")
+    if missing := [name for name in NEEDED if name not in said]:
+        raise KeyError(missing[0])
     layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
     kv_heads = text.get("num_key_value_heads") or heads

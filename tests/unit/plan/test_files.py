@@ -12,6 +12,7 @@ import pytest
 from posttrain.config import RunConfig
 from posttrain.plan.files import check_run_files
 from posttrain.plan.model_files import is_hub_id
+from posttrain.plan.model_shape import read_shape
 
 NO_TENSORS = (2).to_bytes(
     8, "little"
@@ -158,6 +159,22 @@ def test_sizes_that_no_model_has(model: Path, name: str, size: object) -> None:
     for fine in ({}, {name: None}, {name: [1, 2]}, {name: 3}):
         (model / "config.json").write_text(json.dumps(fine))
         assert problems("models/small") == []
+
+
+@pytest.mark.parametrize("size", [None, 0, "x", [1]])
+def test_no_shape_is_read_from_such_sizes(model: Path, size: object) -> None:
+    whole = {
+        "vocab_size": 8,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        (model / "config.json").write_text(json.dumps(whole | {name: size}))
+        assert read_shape("models/small") is None
+    (model / "config.json").write_text(json.dumps(whole))
+    assert read_shape("models/small") is not None
 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
