@@ -210,7 +210,7 @@ class Reader:
         other norms."""
         assert self.kernels is not None
         x = 3 * torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype) + 1
-        own, kernel = module(x).float(), self.kernels.norm
+        own, kernel = module(x).detach().float(), self.kernels.norm
         apart = {form: float((kernel(x, weight, eps, form).float() - own).norm()) for form in NormForm}
         form = min(NormForm, key=lambda form: apart[form])
         return form if apart[form] <= 1e-2 * float(own.norm()) else None
