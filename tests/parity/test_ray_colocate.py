@@ -117,3 +117,28 @@ def test_a_run_on_two_workers_that_died_resumes_with_its_prefixes(
     saved = json.loads((Path(died.folder) / "checkpoints/global_step_2/ahead.json").read_text())
     assert any(len(begun["token_ids"]) for begun in saved["begun"].values())
     assert_equal(train_run(died), straight)
+
+
+GAME: dict[str, dict[str, Any]] = {
+    "data": {"train_files": [], "prompts_per_step": 4},
+    "reward": {"terms": []},
+    "environment": {
+        "name": "guess_number",
+        "settings": {"low": 1, "high": 4},
+        "max_turns": 3,
+        "train_episodes": 8,
+        "validation_episodes": 2,
+        "workers": 0,
+    },
+    "validation": {"every_steps": 3, "before_training": False, "after_training": False},
+}
+
+
+def test_episodes_on_one_worker_and_on_two(address: str, tmp_path: Path, tiny_llama: Path) -> None:
+    """Turns that are cut continue in the next step; one worker plays as one process does, and two play the same twice."""
+    alone = train_run(asked(tmp_path, tiny_llama, "alone", None, **GAME))
+    assert_equal(train_run(asked(tmp_path, tiny_llama, "one", address, **GAME)), alone)
+    two = [train_run(asked(tmp_path, tiny_llama, f"two{n}", address, **(GAME | TWO))) for n in range(2)]
+    assert_equal(*two)
+    assert_each_group_is_trained_once(two[0])
+    assert any(event["event"] == "cut" and event["token"] > 0 for event in events(two[0]))

@@ -191,9 +191,9 @@ def wait_until(so: Callable[[], bool], run: Run, timeout_s: float) -> None:
         time.sleep(0.05)
 
 
-def kill_and_go_on(folder: Path, model: Path, extra: Sections, *, steps: int, kills: int) -> list[str]:
+def kill_and_go_on(folder: Path, model: Path, extra: Sections, *, steps: int, kills: int, tokens: int = 6) -> list[str]:
     """A run on two ranks whose driver is killed and started again: what of it differs from one that was left alone."""
-    straight = start(folder, model, "trainer", "straight", steps=steps, tokens=6, extra=extra)
+    straight = start(folder, model, "trainer", "straight", steps=steps, tokens=tokens, extra=extra)
     random_times = random.Random(f"{steps} {kills}")
     try:
         assert straight.process.wait(START_S) == 0, straight.text()
@@ -201,7 +201,7 @@ def kill_and_go_on(folder: Path, model: Path, extra: Sections, *, steps: int, ki
         finish(straight)
     hits = 0
     for number in range(kills + 1):
-        run = start(folder, model, "trainer", "killed", steps=steps, tokens=6, extra=extra)
+        run = start(folder, model, "trainer", "killed", steps=steps, tokens=tokens, extra=extra)
         try:
             if number == kills:
                 assert run.process.wait(START_S) == 0, run.text()

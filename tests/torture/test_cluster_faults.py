@@ -32,6 +32,13 @@ pytestmark = pytest.mark.slow
 CORRECTED = {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}}
 ONE_STEP: dict[str, dict[str, Any]] = {"asynchronous": {"mode": "one_step"}, "loss": CORRECTED}
 
+# Lengths of 1 to 24 tokens, so that some are unfinished in every checkpoint.
+COLOCATE: dict[str, dict[str, Any]] = {
+    "asynchronous": {"mode": "colocate", "max_staleness_steps": 2},
+    "rollout": {"stop_token_ids": list(range(0, 256, 8))},
+    "loss": CORRECTED,
+}
+
 
 @pytest.mark.parametrize("kind", ["trainer", "sampler"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
@@ -51,7 +58,19 @@ def test_a_run_on_two_ranks_that_is_killed_goes_on_as_if_it_had_not_been(
     assert kill_and_go_on(tmp_path, tiny_llama, extra, steps=6 + 6 * kills, kills=kills) == []
 
 
-@pytest.mark.parametrize(("layout", "extra"), [("trainer", {}), ("rollout", ONE_STEP)], ids=["synchronous", "one_step"])
+def test_a_colocated_run_on_two_ranks_that_is_killed_goes_on_with_its_prefixes(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    """Its decisions count passes, so groups, prefixes, weights and metrics are those of a run that was left alone."""
+    kills = int(os.environ.get("POSTTRAIN_KILLS", "1"))
+    assert kill_and_go_on(tmp_path, tiny_llama, COLOCATE, steps=6 + 6 * kills, kills=kills, tokens=24) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "extra"),
+    [("trainer", {}), ("rollout", ONE_STEP), ("trainer", COLOCATE)],
+    ids=["synchronous", "one_step", "colocate"],
+)
 def test_a_signal_leaves_the_sampling_and_saves(
     layout: str, extra: dict[str, dict[str, Any]], tmp_path: Path, tiny_llama: Path
 ) -> None:
