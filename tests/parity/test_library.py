@@ -174,12 +174,16 @@ def test_wrong_calls_of_the_verbs_are_one_error_each(file: Path, tmp_path: Path)
         wrong("did you mean temperature", sampler.sample, ["a"], temprature=1)
         for name, value in {
             "temperature": -1.0,
+            "first_token_temperature": 0.0,
             "top_p": 0,
             "samples_per_prompt": 0,
+            "max_response_tokens": 10**9,
             "top_k": 1.5,
+            "seed": "a",
             "stop": "a",
         }.items():
-            wrong(f"{name} is a", sampler.sample, ["a"], **{name: value})
+            wrong(f"{name} must be", sampler.sample, ["a"], **{name: value})
+        assert len(sampler.sample(["a"], max_response_tokens=2, temperature=1, stop=("x",))[0].trajectories) > 0
         for _ in session.steps():
             wrong("made once", lambda: next(session.steps()))
             wrong("a batch of no groups", session.batch, [])

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from pydantic import Field
 from torch import Tensor
 
+from posttrain.config.reading.sources import SourceMap
+from posttrain.config.reading.validate import validate
+from posttrain.config.rollout import RolloutConfig
 from posttrain.errors import Problem, RequestError, did_you_mean
 from posttrain.records.batches import ShapedBatch
 from posttrain.records.trajectories import SamplingParams
 
-# The least and the greatest value of a number in SamplingParams
-COUNTS = {"samples_per_prompt": 1, "max_response_tokens": 1, "top_k": 0, "extra_episodes": 0, "first_token_top_k": 0}
-SHARES = {"temperature": math.inf, "first_token_temperature": math.inf, "top_p": 1.0, "min_p": 1.0}
+
+class CallSampling(RolloutConfig):
+    """The sampling that a call may change: that of a configuration, with its limits, and what a run sets by itself."""
+
+    seed: int = 0
+    extra_episodes: int = Field(default=0, ge=0)
+    prompt_logprobs: bool = False
 
 
 def with_changes(sampling: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
     """Change the sampling of the configuration. Raises: RequestError for an unknown name and for a value out of range."""
     names = [each.name for each in fields(SamplingParams)]
-    problems = []
-    for name, value in changes.items():
-        if name not in names:
-            problems.append(Problem(f"sampling has no {name}", fix=did_you_mean(name, names) or f"it has {names}"))
-        elif fault := _fault(name, value):
-            problems.append(Problem(f"{name} is {fault}, not {value!r}"))
-    if problems:
-        raise RequestError(problems)
-    return replace(sampling, **changes)
-
-
-def _fault(name: str, value: Any) -> str:
-    """Say in words what a value of this name is; empty where it is one."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if name in COUNTS:
-        return "" if whole and value >= COUNTS[name] else f"a whole number of at least {COUNTS[name]}"
-    if name == "seed":
-        return "" if whole else "a whole number"
-    if name in SHARES and not (name == "first_token_temperature" and value is None):
-        number = whole or isinstance(value, float)
-        if name == "top_p":
-            return "" if number and 0 < value <= 1 else "a number above 0, up to 1"
-        most = SHARES[name]
-        words = "a number of at least 0" if most == math.inf else f"a number from 0 to {most:g}"
-        return "" if number and math.isfinite(value) and 0 <= value <= most else words
-    if name in ("stop", "stop_token_ids"):
-        kind, words = (str, "texts") if name == "stop" else (int, "token ids")
-        listed = isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
-        return "" if listed else f"a list of {words}"
-    return ""
+    problems = [
+        Problem(f"sampling has no {name}", fix=did_you_mean(name, names) or f"it has {names}")
+        for name in changes
+        if name not in names
+    ]
+    known = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in changes.items() if name in names
+    }
+    checked, found = validate(known, SourceMap(None, {}), CallSampling)
+    if problems or found:
+        raise RequestError([*problems, *found])
+    values: dict[str, Any] = {}
+    for name in known:
+        value = getattr(checked, name)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return replace(sampling, **values)
 
 
 def check_items(items: Any, kind: type | tuple[type, ...], name: str, source: str) -> None:

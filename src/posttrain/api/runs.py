@@ -24,9 +24,7 @@ class Run:
     def __init__(self, folder: str | Path):
         if not isinstance(folder, str | Path):
             raise RequestError(
-                Problem(
-                    f"a run is named by its folder, a text or a Path, not {type(folder).__name__}", fix="run.folder"
-                )
+                Problem(f"a run is named by its folder, not {type(folder).__name__}", fix='write Run("runs/NAME")')
             )
         self.folder = Path(folder)
         self._recorded()
