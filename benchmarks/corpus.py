@@ -23,7 +23,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -33,7 +33,8 @@ from two_steps import two_steps
 from posttrain.cli.plan import PLANS
 from posttrain.cli.request import load_request
 from posttrain.cli.verdict import verdict as judged
-from posttrain.dialects.scripts.trainers import ASKS, BASE_FILES, RECIPE_FILES, trainer_of
+from posttrain.dialects.scripts.base_files import arguments_of
+from posttrain.dialects.scripts.trainers import BASE_FILES, trainer_of
 from posttrain.errors import RequestError
 
 VERL_FILES = "verl/trainer/config"
@@ -55,6 +56,7 @@ class Launch:
     name: str
     dialect: str
     arguments: list[str]
+    refused: str = ""  # before its keys are read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +94,15 @@ def launches(folder: Path, dialect: str) -> Iterator[Launch]:
             launch = _launch(words, script, folder, dialect)
             if launch is not None:
                 name = f"{script.relative_to(folder)}{f' ({number + 1})' if number else ''}"
-                yield Launch(name=name, dialect=launch.dialect, arguments=launch.arguments)
+                yield replace(launch, name=name)
 
 
 def dialect_of(folder: Path) -> str:
     """The dialect of a checkout, with its version where its own file says it."""
     version = folder / "verl/version/version"
     if version.exists():
-        text = version.read_text()
-        return "verl@0.1" if text.startswith("0.1") else "verl@0.2" if text.startswith("0.2") else "verl"
+        number = ".".join(version.read_text().split(".")[:2])
+        return f"verl@{number}" if number in ("0.1", "0.2") else "verl"
     return "skyrl" if any(folder.glob("skyrl*")) else "roll"
 
 
@@ -143,40 +145,22 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
     trainer = trainer_of(started) if started is not None else None
     if started is None or trainer is None or trainer.dialect == "roll":
         return None
-    module, peer = trainer.module, trainer.dialect
+    peer = trainer.dialect
     dialect = dialect if dialect.partition("@")[0] == peer else peer
     folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
-    rest = [*words[words.index(started) + 1 :], *ASKS.get(module, [])]
-    options: dict[str, str] = {}
-    arguments = []
-    while rest:
-        word = rest.pop(0)
-        if word in ("--config-path", "--config-name", "-cp", "-cn") and rest:
-            options[word.lstrip("-")] = rest.pop(0)
-        elif word.startswith(("--config-path=", "--config-name=")):
-            name, _, value = word[2:].partition("=")
-            options[name] = value
-        elif word:
-            arguments.append(word)
-    name = options.get("config-name", options.get("cn"))
-    path = options.get("config-path", options.get("cp"))
-    home = Path(*module.split(".")[:-1])  # of the program
-    if module in RECIPE_FILES and path is None:
-        path, name = "config", name or RECIPE_FILES[module]
-    if name is not None or path is not None:
-        base = folder / home / (path or "config")  # Hydra: relative to the program's own folder
-        file = base / (name or BASE_FILES.get(module, ""))
-        file = file if file.suffix in (".yaml", ".yml") else file.with_name(file.name + ".yaml")
-        return Launch(name="", dialect=dialect, arguments=[str(file), *arguments])
-    if module in BASE_FILES and BASE_FILES[module] != "ppo_trainer":
-        file = folder / VERL_FILES / f"{BASE_FILES[module]}.yaml"
-        base = str(file) if file.is_file() else BASE_FILES[module]  # a name alone: the file that verl ships
-        return Launch(name="", dialect=dialect, arguments=[base, *arguments])
-    return Launch(name="", dialect=dialect, arguments=arguments)
+    rest = [word for word in words[words.index(started) + 1 :] if word]
+    try:
+        arguments = arguments_of(trainer, rest, (folder, *script.parents))
+    except RequestError as error:
+        return Launch(name="", dialect=dialect, arguments=[], refused=str(error.problems[0]))
+    file = folder / VERL_FILES / f"{arguments[0] if arguments else ''}.yaml"
+    return Launch(name="", dialect=dialect, arguments=[str(file), *arguments[1:]] if file.is_file() else [*arguments])
 
 
 def judge(launch: Launch, *, here: bool, drop_unknown: bool = False) -> Verdict:
     """The verdict of ``posttrain plan --skip-files`` on one launch."""
+    if launch.refused:
+        return Verdict(launch=launch, problems=[launch.refused])
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             loaded = load_request(

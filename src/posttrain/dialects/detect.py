@@ -239,6 +239,16 @@ def drops_whatever_it_is(dialect: str, key: str) -> bool:
     return drops_any_value(key, Known(ledger, ledger))
 
 
+def takes_text(dialect: str, key: str) -> bool:
+    """Tell whether a key takes texts of the user's own, such as paths, and no numbers."""
+    from posttrain.dialects.value_types import choices, fits
+
+    row = _ledger(dialect).find(key)
+    if row is None or choices(row.type):
+        return False
+    return any(fits(text, row.type) for text in ("a", ["a"])) and not fits(1, row.type)
+
+
 def detect(path: str | None, overrides: Sequence[str]) -> str:
     """The dialect that the keys of the file, or of the overrides where there is no file, belong to.
 

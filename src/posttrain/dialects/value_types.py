@@ -1,9 +1,11 @@
-"""Types of a dialect's values, written as text in its tables: ``int | null``, ``int up to 1000``, ``one of a, b``,
-``list of int``, ``section``."""
+"""Types of a dialect's values, written as text in its tables: ``int | null``, ``int from 0``, ``int up to 1000``,
+``float from 0``, ``one of a, b``, ``list of int``, ``section``."""
 
 from __future__ import annotations
 
 import builtins
+import math
+import re
 import types
 from collections.abc import Sequence
 from functools import cache, reduce
@@ -15,10 +17,12 @@ class Share(float):
     """The type of a part of the whole: above 0, at most 1."""
 
 
-class Bounded(int):
-    """Base of the types ``int up to N``: whole numbers whose size decides how much a plan holds, such as devices."""
+class Bounded(float):
+    """Base of the types ``int from A``, ``int up to B``, ``float from A up to B``: finite numbers, both bounds among them."""
 
-    most: int
+    kind: builtins.type
+    least: float
+    most: float
 
 
 _NAMES: dict[str, Any] = {
@@ -48,18 +52,20 @@ def parse_type(text: str) -> Any:
 def _single(text: str) -> Any:
     if text in _NAMES:
         return _NAMES[text]
-    if text.startswith("int up to "):
-        return _bounded(int(text.removeprefix("int up to ")))
+    if (bounds := re.fullmatch(r"(int|float)( from (\S+))?( up to (\S+))?", text)) is not None:
+        return _bounded(text, _NAMES[bounds[1]], float(bounds[3] or "-inf"), float(bounds[5] or "inf"))
     if text.startswith("one of "):
         return Literal[tuple(text.removeprefix("one of ").split(", "))]
     if text.startswith("list of "):
         return list[_single(text.removeprefix("list of "))]  # type: ignore[misc]
-    raise ValueError(f"{text!r} is not a type (known: {', '.join(_NAMES)}, int up to …, one of …, list of …)")
+    raise ValueError(
+        f"{text!r} is not a type (known: {', '.join(_NAMES)}, int from …, int up to …, one of …, list of …)"
+    )
 
 
 @cache
-def _bounded(most: int) -> type[Bounded]:
-    return type(f"int up to {most}", (Bounded,), {"most": most})
+def _bounded(text: str, kind: type, least: float, most: float) -> type[Bounded]:
+    return type(text, (Bounded,), {"kind": kind, "least": least, "most": most})
 
 
 def type_text(type: Any) -> str:
@@ -80,7 +86,7 @@ def _value_text(value: Any) -> str:
 
 
 def fits(value: Any, type: Any) -> bool:
-    """True when the value has the type. Whole numbers are numbers; truth values are not; 2.0 is no whole number."""
+    """True when the value has the type. Whole numbers are numbers; truth values and NaN are not; 2.0 is no whole number."""
     if type is Any:
         return True
     if type is None or type is types.NoneType:
@@ -94,11 +100,11 @@ def fits(value: Any, type: Any) -> bool:
         inner: Sequence[Any] = get_args(type)
         return isinstance(value, list) and all(fits(item, inner[0]) for item in value if inner)
     if isinstance(type, builtins.type) and issubclass(type, Bounded):
-        return fits(value, int) and value <= type.most
+        return fits(value, type.kind) and math.isfinite(value) and type.least <= value <= type.most
     if type is Share:
         return fits(value, float) and 0 < value <= 1
     if type is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
     if type is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, type)

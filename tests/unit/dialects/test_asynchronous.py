@@ -88,6 +88,35 @@ def test_the_fully_asynchronous_recipe_of_verl() -> None:
     assert (config.policy.devices, config.rollout.devices) == ([0], [1])
 
 
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_the_later_loop_of_verl_as_its_own_scripts_start_it(mode: str) -> None:
+    """Their data.gen_batch_size=1 is the rows that verl reads at a time, and none of them has weights."""
+    apart = ("+actor_rollout_ref.rollout.nnodes=1", "+actor_rollout_ref.rollout.n_gpus_per_node=1")
+    given = (f"+trainer.v1.trainer_mode={mode}", *(apart if mode == "separate_async" else ()))
+    loaded = read("verl", "train", given, "+data.gen_batch_size=1")
+    assert [str(problem) for problem in loaded.problems if "hands unfinished responses" not in str(problem)] == []
+    config = loaded.config
+    assert (config.asynchronous.max_staleness_steps, config.asynchronous.on_stale) == (7, "drop")
+    assert (config.loss.rollout_correction.weights, config.loss.rollout_correction.weight_high) == ("token", 2.0)
+    assert any("multiplied by trainer / sampler" in text for text in loaded.warnings)
+    assert not any("gen_batch_size" in text for text in loaded.warnings)
+    other = read("verl", "train", given, "+data.gen_batch_size=8")
+    assert other.config == config and any("gen_batch_size=8 has no effect" in text for text in other.warnings)
+    fresh = read("verl", "train", given, "+trainer.v1.sampler.max_off_policy_threshold=1")
+    assert fresh.config.loss.rollout_correction.weights == "none" and fresh.config.asynchronous.max_staleness_steps == 0
+
+
+@pytest.mark.parametrize(("backend", "cache"), [("vllm", "recompute"), ("native", "keep")])
+def test_skyrl_keeps_a_cache_where_the_engine_has_one(backend: str, cache: str) -> None:
+    clear = "trainer.fully_async.clear_kv_cache_on_weight_sync=false"
+    loaded = read("skyrl", "train", ("fully_async",), f"generator.backend={backend}", clear)
+    assert loaded.config.asynchronous.cache_on_new_weights == cache
+    assert any("clear_kv_cache_on_weight_sync=false has no effect" in text for text in loaded.warnings) == (
+        backend == "vllm"
+    )
+    assert not any("cannot keep the keys" in str(problem) for problem in loaded.problems)
+
+
 def test_the_recipe_one_step_off_takes_its_own_file_s_correction() -> None:
     plain = ("+rollout.nnodes=1", "+rollout.n_gpus_per_node=1")
     loaded = read("verl", "train", plain, "actor_rollout_ref.hybrid_engine=False")
@@ -142,3 +171,8 @@ def test_roll_without_a_correction_gets_its_weights_and_a_warning() -> None:
     assert any("at most 1.2, as train_infer_correction.is_weight.enabled=true does" in text for text in loaded.warnings)
     asked = read("roll", "train", ("is_weight",), "async_generation_ratio=1")
     assert not any("is_weight.enabled=true does" in text for text in asked.warnings)
+
+
+def test_a_misspelled_key_of_asynchronous_training_is_corrected() -> None:
+    (problem,) = read("skyrl", "train", ("fully_async",), "trainer.fully_async.max_stalness_steps=2").problems
+    assert "did you mean trainer.fully_async.max_staleness_steps" in str(problem)

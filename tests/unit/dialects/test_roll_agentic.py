@@ -12,6 +12,7 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
 from posttrain.dialects.roll.rules.environments import PICTURED, STEPS
+from posttrain.plan.environments.tools import tool_problems
 
 BASE: dict[str, Any] = {
     "defaults": ["../config/traj_envs@_here_"],
@@ -310,6 +311,45 @@ def test_tools_around_questions(load) -> None:
     assert "tool_wrapper.tool_configs.0 has the tool_id 'browser' with no tool_args" in problem
     [problem] = said(load(train_env_manager=SHOPPED, custom_envs=entry(code, kind="webshop")))
     assert "tool_wrapper is supported around questions (roll_math, roll_qa) only" in problem
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("search", "tool_wrapper must be section"),
+        ({"tool_configs": {"tool_id": "search"}}, "tool_wrapper.tool_configs is no list"),
+        ({"tool_configs": ["search"]}, "tool_wrapper.tool_configs.0 is no mapping: 'search'"),
+        ({"tool_configs": [{"tool_id": "python_code", "tool_args": 5}]}, "tool_configs.0.tool_args is no mapping: 5"),
+        ({"tool_configs": [{"tool_id": "python_code"}], "wrapper_args": [1]}, "wrapper_args is no mapping: [1]"),
+        (
+            {"tool_configs": [{"tool_id": "python_code"}], "wrapper_args": {"tool_reward": "x"}},
+            "wrapper_args.tool_reward is no number: 'x'",
+        ),
+        (
+            {"tool_configs": [{"tool_id": "python_code"}], "wrapper_args": {"max_tool_uses": -1}},
+            "max_calls of the environment questions is -1",
+        ),
+    ],
+)
+def test_a_tool_wrapper_of_another_form(load, wrapper: Any, message: str) -> None:
+    entry = {
+        "env_type": "roll_math",
+        "env_config": {"dataset_name": "a.jsonl"},
+        "max_steps": 3,
+        "tool_wrapper": wrapper,
+    }
+    problems = said(load(train_env_manager=SHOPPED, custom_envs={"W": entry}))
+    assert any(message in problem and "run.yaml:" in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, "many", [1]])
+def test_a_number_of_passages_that_is_none_is_found_before_the_run(load, number: Any) -> None:
+    search = {"tool_id": "search", "tool_args": {"search_url": "http://localhost:8000/retrieve", "topk": number}}
+    entry = {"env_type": "roll_math", "env_config": {"dataset_name": "a.jsonl"}, "max_steps": 3}
+    entry["tool_wrapper"] = {"tool_configs": [search]}
+    tools = load(train_env_manager=SHOPPED, custom_envs={"W": entry}).config.environment.named["W"].settings["tools"]
+    [problem] = tool_problems(tools, "tools")
+    assert f"the option results of the tool retrieve is {number!r}" in str(problem)
 
 
 def test_a_game_played_by_an_agent_runner_is_a_trajectory(load) -> None:

@@ -278,7 +278,6 @@ def test_what_must_be_given_is_asked_for(key) -> None:
         ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
         (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
-        (("critic.model_args.freeze_module_prefix=vision_model",), "training a part of the model"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
     ],
 )  # fmt: skip
@@ -702,6 +701,9 @@ def test_a_diffusion_models_pipeline_is_named_once() -> None:
 def test_modules_are_frozen_by_the_beginnings_of_their_names() -> None:
     model = load("actor_train.model_args.freeze_module_prefix='vision_model, model.layers.0'").config.model
     assert (model.freeze_vision, model.freeze) == (True, ["model.layers.0"])
+    loaded = load("adv_estimator=gae", "critic.model_args.freeze_module_prefix=[visual, model.layers.0]")
+    assert (loaded.config.critic.freeze_vision, loaded.config.critic.freeze) == (True, ["model.layers.0"])
+    assert not loaded.config.model.freeze_vision
 
 
 def test_tags_have_templates_of_their_own() -> None:
@@ -723,3 +725,10 @@ def test_the_policy_loss_may_be_off_beside_losses_on_good_and_bad_responses() ->
     assert loaded.problems == loaded.unsupported == ()
     loss = loaded.config.loss
     assert (loss.policy_coef, loss.sft_coef, loss.topr_coef) == (0.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize("option", ["pipeline_model_parallel_layout='E|(tt|)*3,L'", "optimizer_cpu_offload=true"])
+def test_options_of_megatron_that_change_no_number_are_reported(option: str) -> None:
+    loaded = load("actor_train.strategy_args.strategy_name=megatron_train", f"actor_train.{CONFIG}.{option}")
+    (told,) = [one for one in loaded.ignored if one.key.endswith(option.partition("=")[0])]
+    assert not loaded.unsupported and "no number" in told.reason

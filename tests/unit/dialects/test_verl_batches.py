@@ -285,3 +285,11 @@ def test_the_critic_of_early_versions_counts_sequences(version: str, update: int
     assert found is not None and found.critic is not None
     assert (found.critic.sequences_per_update, found.critic.updates_per_step) == (update, updates)
     assert found.critic.gradient_accumulation_steps == update // 64  # 64 sequences of the critic's on 8 devices in all
+
+
+def test_a_generation_is_the_step_where_no_filter_drops_groups() -> None:
+    loaded = read("data.train_batch_size=8", "+data.gen_batch_size=16")
+    assert loaded.config.data.prompts_per_step == 16
+    assert any("data.gen_batch_size=16 prompts, not data.train_batch_size=8" in text for text in loaded.warnings)
+    filtered = read("data.train_batch_size=8", "+data.gen_batch_size=16", "+algorithm.filter_groups.enable=True")
+    assert filtered.config.data.prompts_per_step == 8

@@ -220,12 +220,6 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "cannot hold",
         f"{R}.log_prob_max_token_len_per_gpu=1024",
     ),
-    (
-        ("+data.gen_batch_size=16",),
-        "data.gen_batch_size",
-        "generations of 16 prompts for iterations of 8",
-        "data.train_batch_size=16",
-    ),
     # devices
     (
         (f"{A}.ulysses_sequence_parallel_size=3", f"{M}.use_remove_padding=True", "trainer.n_gpus_per_node=4"),

@@ -148,8 +148,8 @@ def test_the_wrong_command_names_the_right_one() -> None:
         ConfigError, match=r"this is a configuration of reinforcement learning: posttrain train KEY=VALUE"
     ):
         read_config(None, ["actor_rollout_ref.model.path=x"], None, entry=SFT)
-    with pytest.raises(ConfigError, match=r"skyrl has no configuration for posttrain sft"):
-        read_config(None, [], "skyrl", entry=SFT)
+    with pytest.raises(ConfigError, match=r"skyrl has no configuration for posttrain tune"):
+        read_config(None, [], "skyrl", entry=ENTRIES["tune"])
 
 
 def test_devices_that_share_a_sequence_are_no_matter_here() -> None:

@@ -78,6 +78,23 @@ def test_a_section_in_the_place_of_a_number_is_one_problem() -> None:
         ("verl", (), "actor_rollout_ref.actor.optim.lr=1e9", "at most 10"),
         ("verl", (), "actor_rollout_ref.actor.optim.weight_decay=1e9", "leaves nothing of the weights"),
         ("verl", (), "actor_rollout_ref.rollout.temperature=1e9", "at most 100"),
+        # Numbers that a rule would turn into others
+        ("verl", (), "trainer.critic_warmup=-1", "must be int from 0, not -1"),
+        ("verl", (), "actor_rollout_ref.actor.tis_imp_ratio_cap=nan", "must be float, not nan"),
+        ("skyrl", (), "environment.skyrl_gym.search.topk=-1", "must be int from 1, not -1"),
+        (
+            "skyrl",
+            ("trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.kl_ctrl.type=adaptive"),
+            "trainer.algorithm.kl_ctrl.horizon=inf",
+            "must be a whole number of sequences above 0, not inf",
+        ),
+        (
+            "skyrl",
+            (),
+            "trainer.algorithm.dynamic_sampling.min_replace_ratio=inf trainer.algorithm.dynamic_sampling.type=replace",
+            "must be a share from 0 to below 1, not inf",
+        ),
+        ("roll", (), "actor_train.training_args.num_train_epochs=inf", "must be float from 0, not inf"),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_name(dialect: str, given: tuple[str, ...], wrong: str, named: str) -> None:
@@ -88,9 +105,52 @@ def test_a_number_out_of_range_is_refused_by_name(dialect: str, given: tuple[str
     assert named in problem.what
 
 
+# Fields for which -1 means something in the key's own dialect, or is a number like others. Options of engines and of servers are
+# checked where the engine reads them, not by the dialect.
+TAKE_MINUS_ONE = {
+    *("data.max_prompts", "validation.max_prompts", "data.max_rows", "validation.max_rows", "run.total_steps"),  # all
+    *(
+        "validation.every_steps",
+        "checkpoint.every_steps",
+        "checkpoint.export_every_steps",
+        "checkpoint.keep_last",
+    ),  # never, all
+    *("rollout.top_k", "validation.top_k", "group_filter.max_batches", "loss.rollout_correction.weights"),  # no bound
+    *("policy.optimizer.max_grad_norm", "critic.optimizer.max_grad_norm"),  # no clipping
+    *("policy.schedule.warmup_updates", "critic.schedule.warmup_updates"),  # the ratio counts
+    *("policy.lora.rank", "critic.lora.rank"),  # no adapter
+    *("loss.covariance_low", "distillation.min_logprob", "group_filter.above_mean", "environment.named"),  # numbers
+    *("advantage.episode_weight", "advantage.step_weight"),
+    "environment.settings.port",  # checked with the settings of the environment
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", PEERS)
+def test_minus_one_and_what_is_no_number_are_refused_where_they_mean_nothing(dialect: str) -> None:
+    accepted = []
+    for entry, key, given in _rows(dialect):
+        numbers = [part for part in type_text(key.type).split(" | ") if part.startswith(("int", "float", "share"))]
+        if not numbers or any(".engine_" in field for field in key.fields):
+            continue
+        for text in ["-1", "nan"] if any(part != "int" for part in numbers) else ["-1"]:
+            refused = _problems(dialect, entry, given, override(dialect, key, text))
+            if not refused and not (text == "-1" and key.fields[0] in TAKE_MINUS_ONE):
+                accepted.append(f"{key.name}={text}")
+    assert accepted == []
+
+
 def test_a_decay_that_leaves_nothing_is_refused_in_sft_too() -> None:
     [problem] = _problems("verl", "sft", (), "optim.weight_decay=1e9")
     assert (problem.field, "leaves nothing of the weights" in problem.what) == ("optim.weight_decay", True)
+
+
+def test_finite_numbers_between_two_bounds() -> None:
+    bounded = parse_type("float from 0 up to 2")
+    assert type_text(bounded) == "float from 0 up to 2"
+    inside, outside = (0, 2, 0.5), (-0.1, 2.1, float("nan"), float("inf"), True, "1", None)
+    assert [fits(value, bounded) for value in (*inside, *outside)] == [True] * 3 + [False] * 7
+    assert not fits(float("nan"), parse_type("float")) and fits(float("inf"), parse_type("float"))
 
 
 def test_bounds_of_a_type() -> None:

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.commands import run_text, substitute
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
-from posttrain.dialects.scripts.trainers import ASKS, BASE_FILES, RECIPE_FILES, Trainer, trainer_of
+from posttrain.dialects.scripts.trainers import Trainer, trainer_of
 from posttrain.errors import ConfigError, Problem
 
 _NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
-_PATH_OPTIONS = ("--config-path", "-cp", "--config_path")
-_NAME_OPTIONS = ("--config-name", "-cn", "--config_name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +40,15 @@ def read_script(
     *,
     folder: Path | None = None,
     leaves_out: Callable[[str, str], bool] = lambda dialect, key: False,
+    takes_names: Callable[[str, str], bool] = lambda dialect, key: False,
 ) -> Launch:
     """Find the trainer's command of a script, with its variables resolved and without running it.
 
     Args: ``arguments`` stand behind the script: its ``$1`` ... and ``$@``; overrides that the script does not pass on
         are added to the trainer's. ``environment`` holds the exported variables, by default those of this process.
         ``folder`` is the one that the script is started in, by default the current one. ``leaves_out`` tells for a dialect and a
-        key whether it does not count, so that its value may stay unknown.
+        key whether it does not count, so that its value may stay unknown; ``takes_names`` whether the name of a variable that is
+        not set may stand for its value, as in a path that need not exist.
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
     """
@@ -68,7 +69,7 @@ def read_script(
     except RecursionError:
         raise ConfigError(Problem(f"the script {file} is nested too deeply to be read")) from None
     call, trainer = _chosen(shell, file, wanted)
-    found, unknown = _launch(shell, call, trainer, arguments, leaves_out)
+    found, unknown = _launch(shell, call, trainer, arguments, leaves_out, takes_names)
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
@@ -109,7 +110,12 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
 
 
 def _launch(
-    shell: Shell, call: Call, trainer: Trainer, given: Sequence[str], leaves_out: Callable[[str, str], bool]
+    shell: Shell,
+    call: Call,
+    trainer: Trainer,
+    given: Sequence[str],
+    leaves_out: Callable[[str, str], bool],
+    takes_names: Callable[[str, str], bool],
 ) -> tuple[tuple[str, ...], list[str]]:
     """The arguments, and notes about those that are not known and do not count."""
     place = next(number for number, word in enumerate(call.words) if trainer_of(word))
@@ -125,6 +131,9 @@ def _launch(
         if holes and key and not HOLE.search(key) and leaves_out(trainer.dialect, key):
             notes.append(f"{key} is left out: no version of {trainer.dialect} has it, and {holes[0].what}")
             continue
+        if holes and key and all(hole.unset for hole in holes) and takes_names(trainer.dialect, key):
+            word = HOLE.sub(lambda mark: shell.holes[int(mark[1])].unset, word)
+            notes += [f"{hole.what}; the run needs it, and its name stands for it" for hole in holes]
         words.append(word)
     problems = list(
         dict.fromkeys(
@@ -136,52 +145,20 @@ def _launch(
     if problems:
         raise ConfigError(problems)
     words += given
-    rest, named = _named_file(words)
-    base = _base_file(shell, call, trainer, named)
-    for name in (*base, *rest):
+    script = (Path.cwd() / shell.script).resolve()
+    arguments = arguments_of(trainer, words, (call.folder, *script.parents), f"{shell.script}:{call.line}")
+    for name in arguments:
         line = shell.written.get(shell.path(name)) or shell.written.get(call.folder / name)
         if line:
             what = f"{name} is written by the script itself, and reading a script writes nothing"
             raise ConfigError(Problem(what, where=f"{shell.script}:{line}", fix="write the file before, and name it"))
-    return (*base, *rest, *ASKS.get(trainer.module, ())), notes
+    return arguments, list(dict.fromkeys(notes))
 
 
 def _key(word: str) -> str:
     """The key of an override; "" for another word."""
     key, equals, _ = word.partition("=")
     return key.lstrip("+") if equals and not key.startswith("-") else ""
-
-
-def _named_file(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Take Hydra's options out of a trainer's words."""
-    rest: list[str] = []
-    named: dict[str, str] = {}
-    following = iter(words)
-    for word in following:
-        option, equals, value = word.partition("=")
-        kind = "path" if option in _PATH_OPTIONS else "name" if option in _NAME_OPTIONS else ""
-        if kind:
-            named[kind] = value if equals else next(following, "")
-        else:
-            rest.append(word)
-    return rest, named
-
-
-def _base_file(shell: Shell, call: Call, trainer: Trainer, named: dict[str, str]) -> tuple[str, ...]:
-    """The file that the trainer reads: one on this disk, or the name of one that the peer ships."""
-    if not named:
-        usual = RECIPE_FILES.get(trainer.module) or BASE_FILES.get(trainer.module, "")
-        return (usual,) if usual and usual != "ppo_trainer" else ()
-    name = named.get("name") or BASE_FILES.get(trainer.module, "config")
-    name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
-    home = Path(*trainer.written.split(".")[:-1])  # the program's own folder, which Hydra's paths start from
-    path = Path(named.get("path", "config")).expanduser()
-    script = (Path.cwd() / shell.script).resolve()
-    for root in (call.folder, *script.parents):
-        for file in (root / home / path / name, root / path / name):
-            if file.is_file():
-                return (str(file),)
-    return ("--config-path", str(path), "--config-name", name) if "path" in named else ("--config-name", name)
 
 
 def _lost_lines(call: Call) -> list[str]:

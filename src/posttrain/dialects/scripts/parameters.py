@@ -195,9 +195,9 @@ def _text(value: str | list[str] | dict[str, str]) -> str:
 def _unset(shell: Shell, name: str, line: int) -> str:
     if name.isdigit():
         fix = "pass it behind the script: posttrain plan SCRIPT.sh VALUE ..."
-        return shell.hole(f"${name} of line {line} is not given", fix, unset=True)
+        return shell.hole(f"${name} of line {line} is not given", fix, unset=name)
     fix = f"export {name}=..., or set it in the script"
-    return shell.hole(f"${name} of line {line} is not set", fix, unset=True)
+    return shell.hole(f"${name} of line {line} is not set", fix, unset=name)
 
 
 def _unknown(shell: Shell, inside: str, line: int) -> str:

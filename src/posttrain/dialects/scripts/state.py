@@ -23,7 +23,7 @@ class Hole:
 
     what: str  # "$MODEL_PATH of line 12 is not set"
     fix: str
-    unset: bool = False  # empty in a shell
+    unset: str = ""  # the variable that is not set, which is empty in a shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Shell:
     substitute: Callable[[Shell, Node], str] = lambda shell, node: ""
     follow: Callable[[Shell, Node], bool | None] = lambda shell, node: None
 
-    def hole(self, what: str, fix: str, *, unset: bool = False) -> str:
+    def hole(self, what: str, fix: str, *, unset: str = "") -> str:
         """Mark an unresolved part. Returns: the mark, which stands in the word."""
         self.holes.append(Hole(what, fix, unset))
         return f"\0{len(self.holes) - 1}\0"

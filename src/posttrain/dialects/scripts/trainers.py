@@ -11,6 +11,7 @@ ENTRY_POINTS = {
     "verl.trainer.fsdp_sft_trainer": "verl",
     "verl.trainer.sft_trainer": "verl",
     "verl.trainer.main_generation": "verl",
+    "verl.trainer.main_generation_server": "verl",
     "verl.trainer.main_eval": "verl",
     "verl.experimental.fully_async_policy.fully_async_main": "verl",
     "recipe.fully_async_policy.fully_async_main": "verl",
@@ -18,6 +19,7 @@ ENTRY_POINTS = {
     "recipe.one_step_off_policy.main_ppo": "verl",
     "skyrl_train.entrypoints.main_base": "skyrl",
     "skyrl.train.entrypoints.main_base": "skyrl",
+    "skyrl.train.main_sft": "skyrl",
     "examples.algorithms.dapo.main_dapo": "skyrl",
     "examples.train.algorithms.dapo.main_dapo": "skyrl",
     "examples.fully_async.main_fully_async": "skyrl",
@@ -29,22 +31,39 @@ ENTRY_POINTS = {
     "examples.async.main_async": "skyrl",
     "examples.train.async.main_async": "skyrl",
 }
-# Keys of ours for a loop that no key of theirs asks for.
-ASKS = {name: ["+posttrain.asynchronous.mode=one_step"] for name in ENTRY_POINTS if name.endswith(".main_async")}
+# SkyRL's programs that start another loop than its base, and the key that asks for it: ours, where none of theirs does.
+_ASKS = {
+    re.compile(r"(?:\w+\.)*main_async"): "+posttrain.asynchronous.mode=one_step",
+    re.compile(r"(?:\w+\.)*main_(?:\w+_)?fully_async(?:_sim)?"): "++trainer.fully_async.enabled=true",
+}
 # The file an entry point starts from, where a script names no other.
 BASE_FILES = {
     "verl.trainer.main_ppo": "ppo_trainer",
     "verl.trainer.fsdp_sft_trainer": "sft_trainer",
     "verl.trainer.sft_trainer": "sft_trainer_engine",
     "verl.trainer.main_generation": "generation",
+    "verl.trainer.main_generation_server": "generation",
     "verl.trainer.main_eval": "evaluation",
 }
-# The same for recipes, whose files lie beside their programs.
-RECIPE_FILES = {
-    "recipe.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
-    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
-    "recipe.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
-    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
+# Programs that take the keys of ppo_trainer, and whose entry has others here.
+RENAMED = {
+    "verl.trainer.main_generation_server": {
+        "actor_rollout_ref.model": "model",
+        "actor_rollout_ref.rollout.n": "data.n_samples",
+        "actor_rollout_ref.rollout": "rollout",
+        "data.train_files": "data.path",
+    },
+}
+# Values of ppo_trainer that the file of the entry has otherwise.
+HOLDS = {
+    "verl.trainer.main_generation_server": (
+        "data.n_samples=1",
+        "rollout.top_k=-1",
+        "rollout.top_p=1",
+        "rollout.prompt_length=512",
+        "rollout.response_length=512",
+        "rollout.tensor_model_parallel_size=2",
+    ),
 }
 # Programs of a third party that start from verl's own file: verl_tool.trainer.main_ppo, verl.trainer.main_ppo_format
 _OWN_PROGRAMS = re.compile(r"(?:\w+\.)+(main_ppo|main_generation|main_eval|fsdp_sft_trainer)(?:_\w+)?")
@@ -53,6 +72,12 @@ _RECIPES = re.compile(r"(?:\w+\.)*recipe\.(?:\w+\.)*main_\w+")
 # SkyRL's examples: examples.train.search.main_search, integrations.verifiers.entrypoints.main_verifiers
 _SKYRL = re.compile(r"(?:examples|integrations|skyrl\w*)\.(?:\w+\.)*main_\w+")
 _ROLL = re.compile(r"(?:\w+\.)*start_\w+_pipeline(?:_\w+)?")
+
+
+def keys_asked_by(trainer: Trainer) -> list[str]:
+    """Return the overrides that stand for the loop that a program starts; before its key SkyRL had the program alone."""
+    found = [key for program, key in _ASKS.items() if program.fullmatch(trainer.module)]
+    return found if trainer.dialect == "skyrl" else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The ledger of SkyRL: the state of June 2025, its names of August 2025, and what came later and is in use."""
+"""The ledger of SkyRL: the state of June 2025, its names of August 2025, and what came later and is in use; of its supervised
+fine-tuning, which came in 2026, too."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ TABLES = Tables(
         "sampling",
         "aliases",
         "later",
+        "sft",
     ),
 )
 LEDGER = TABLES.ledger()

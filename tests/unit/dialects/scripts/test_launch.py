@@ -81,6 +81,23 @@ def test_unset_variables_are_named_with_their_line(tmp_path: Path) -> None:
     assert words(tmp_path, text, "x", MODEL_PATH="/m", DATA="d") == ["a=/m/7b", "b=d", "c=x"]
 
 
+def test_names_of_unset_variables_stand_for_paths_where_files_are_not_opened(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    keys = "data.train_files=$ROOT/gsm8k/train.parquet data.val_files=\"['$ROOT/a.parquet','$ROOT/b.parquet']\""
+    grpo = f"{CALL}algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True"
+    script.write_text(f"{grpo} actor_rollout_ref.model.path=$ROOT/qwen {keys}")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert not loaded.problems
+    assert (loaded.config.model.path, loaded.config.data.train_files) == ("ROOT/qwen", ["ROOT/gsm8k/train.parquet"])
+    assert loaded.config.data.validation_files == ["ROOT/a.parquet", "ROOT/b.parquet"]
+    assert sum("$ROOT of line 1 is not set; the run needs it" in text for text in loaded.warnings) == 1
+    with pytest.raises(ConfigError, match=r"\$ROOT of line 1 is not set"):  # files are opened
+        load_request([str(script)], None, here=True)
+    script.write_text(f"{grpo} actor_rollout_ref.rollout.n=$N")
+    with pytest.raises(ConfigError, match=r"\$N of line 1 is not set"):  # a number
+        load_request([str(script)], None, here=True, skip_files=True)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -128,8 +145,23 @@ def test_lines_that_a_shell_does_not_pass_are_reported(tmp_path: Path, end: str)
     [
         ("torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer a=1", "verl", ["sft_trainer", "a=1"]),
         ("python -m verl.trainer.main_eval a=1", "verl", ["evaluation", "a=1"]),
-        ("ray job submit --runtime-env x -- python3 -m recipe.dapo.main_dapo a=1", "verl", ["a=1"]),
+        (
+            "ray job submit --runtime-env x -- python3 -m recipe.dapo.main_dapo a=1",
+            "verl",
+            ["reward_model.reward_manager=dapo", "a=1"],
+        ),
         ("uv run --isolated -m skyrl_train.entrypoints.main_base a=1", "skyrl", ["a=1"]),
+        ("python -m examples.train.async.main_async a=1", "skyrl", ["a=1", "+posttrain.asynchronous.mode=one_step"]),
+        (
+            "uv run -m examples.train.fully_async.main_fully_async a=1",
+            "skyrl",
+            ["a=1", "++trainer.fully_async.enabled=true"],
+        ),
+        (
+            "python -m examples.train.algorithms.dapo.main_dapo_fully_async",
+            "skyrl",
+            ["++trainer.fully_async.enabled=true"],
+        ),
         ("python examples/start_rlvr_pipeline.py --config_path cfg --config_name r", "roll", ["FILE"]),
         ('bash -c "python3 -m verl.trainer.main_ppo a=1"', "verl", ["a=1"]),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import count
-from posttrain.dialects.roll.rules.worlds import world
+from posttrain.dialects.roll.rules.worlds import WRAPPED, world
 from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import ENVS
 
@@ -199,6 +199,8 @@ def _say_where(keys: Reader, tag: str, kind: str, config: Mapping[str, Any]) -> 
     for name, setting in _TEXTS.items():
         if keys.written(f"{at}.{name}"):
             keys.origins[f"{ours}.settings.{setting}"] = f"{at}.{name}"
+    if keys[f"{at}.tool_wrapper"]:
+        keys.origins |= {f"{ours}.settings.{setting}": f"{at}.tool_wrapper.{name}" for setting, name in WRAPPED.items()}
 
 
 def _room(keys: Reader, at: str, config: Mapping[str, Any]) -> dict[str, Any]:

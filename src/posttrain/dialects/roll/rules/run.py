@@ -37,6 +37,7 @@ def model(keys: Reader) -> dict[str, Any]:
         if scorer is not None and scorer != path:
             fields["critic.path"] = scorer
         fields["critic.gradient_checkpointing"] = recomputes(keys, "critic")
+        fields |= frozen(keys, "critic", ours="critic")
     return fields
 
 
@@ -51,14 +52,14 @@ def precision(keys: Reader, section: str) -> dict[str, Any]:
     return {"model.compute_dtype": DTYPES.get(dtype, "bfloat16")}
 
 
-def frozen(keys: Reader, section: str) -> dict[str, Any]:
+def frozen(keys: Reader, section: str, *, ours: str = "model") -> dict[str, Any]:
     """Modules that are not trained: a vision tower, by the names that models and Megatron give it, and others by their own."""
     key = f"{section}.model_args.freeze_module_prefix"
     given = keys[key] if keys.ledger.find(key) else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given or []
     others = [name for name in names if name not in VISION_TOWERS]
-    tower = {"model.freeze_vision": True} if len(others) < len(names) else {}
-    return tower | ({"model.freeze": others} if others else {})
+    tower = {f"{ours}.freeze_vision": True} if len(others) < len(names) else {}
+    return tower | ({f"{ours}.freeze": others} if others else {})
 
 
 def recomputes(keys: Reader, section: str) -> bool:

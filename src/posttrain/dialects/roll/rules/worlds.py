@@ -27,6 +27,13 @@ _ELSEWHERE = (
     "load_from_cache_file",
     "extract_boxed",
 )
+# Settings that come from tool_wrapper, and where they stand in it.
+WRAPPED = {
+    "tools": "tool_configs",
+    "max_calls": "wrapper_args.max_tool_uses",
+    "call_reward": "wrapper_args.tool_success_reward",
+    "failed_call_reward": "wrapper_args.tool_reward",
+}
 _SHARED = {"format_penalty": "format_penalty", "action_pattern": "action_pattern", "env_instruction": "instruction"}
 
 
@@ -75,31 +82,66 @@ def _questions(keys: Reader, at: str, grader: str, config: Mapping[str, Any]) ->
 
 def _tools(keys: Reader, at: str) -> dict[str, Any]:
     """Return the settings for tool_wrapper, whose tools the chat template offers here."""
-    wrapper = keys[f"{at}.tool_wrapper"] or {}
-    found: list[dict[str, Any]] = []
-    for index, tool in enumerate(wrapper.get("tool_configs") or []):
-        key, kind, options = f"{at}.tool_wrapper.tool_configs.{index}", tool.get("tool_id"), tool.get("tool_args") or {}
-        if kind == "python_code":
-            limit = options.get("timeout")
-            found.append({"name": "python", **({} if limit is None else {"timeout_s": float(limit)})})
-        elif kind == "search" and options.get("search_url"):
-            found.append({"name": "retrieve", "url": options["search_url"],
-                          **({"results": options["topk"]} if options.get("topk") else {})})  # fmt: skip
-        elif kind == "mcp" and options.get("server_url"):
-            found.append({"name": "mcp", "url": options["server_url"]})
-        else:
-            keys.problem(f"{key} has the tool_id {kind!r} with {', '.join(options) or 'no tool_args'}", key=key,
-                         fix="use python_code, search with a search_url, or mcp with a server_url")  # fmt: skip
+    at = f"{at}.tool_wrapper"
+    wrapper = _mapping(keys, keys[at], at)
+    configs = wrapper.get("tool_configs") or []
+    if not isinstance(configs, list):
+        keys.problem(
+            f"{at}.tool_configs is no list: {configs!r}", key=at, fix="write - {tool_id: ..., tool_args: {...}}"
+        )
+        return {}
+    read = (_tool(keys, config, f"{at}.tool_configs.{index}") for index, config in enumerate(configs))
+    found = [tool for tool in read if tool is not None]
     if not found:
         return {}
-    rewards = wrapper.get("wrapper_args") or {}
-    used = float(rewards.get("tool_reward") or 0.0)
+    rewards = _mapping(keys, wrapper.get("wrapper_args"), f"{at}.wrapper_args")
+    used = _number(keys, rewards, "tool_reward", f"{at}.wrapper_args")
     return {
         "tools": found,
         "max_calls": rewards.get("max_tool_uses"),
-        "call_reward": used + float(rewards.get("tool_success_reward") or 0.0),
+        "call_reward": used + _number(keys, rewards, "tool_success_reward", f"{at}.wrapper_args"),
         "failed_call_reward": used,
     }
+
+
+def _tool(keys: Reader, config: Any, at: str) -> dict[str, Any] | None:
+    """Return one of our tools with its options, whose values ``plan`` checks; None where there is none."""
+    tool = _mapping(keys, config, at)
+    kind, options = tool.get("tool_id"), _mapping(keys, tool.get("tool_args"), f"{at}.tool_args")
+    if kind == "python_code":
+        return {"name": "python"} | _given(options, {"timeout": "timeout_s"})
+    if kind == "search" and options.get("search_url"):
+        return {"name": "retrieve", "url": options["search_url"]} | _given(options, {"topk": "results"})
+    if kind == "mcp" and options.get("server_url"):
+        return {"name": "mcp", "url": options["server_url"]}
+    keys.problem(f"{at} has the tool_id {kind!r} with {', '.join(map(str, options)) or 'no tool_args'}", key=at,
+                 fix="use python_code, search with a search_url, or mcp with a server_url")  # fmt: skip
+    return None
+
+
+def _given(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {ours: options[theirs] for theirs, ours in names.items() if options.get(theirs) is not None}
+
+
+def _mapping(keys: Reader, value: Any, at: str) -> Mapping[str, Any]:
+    """Return a part that may be left out; one of another type is reported, and read as empty."""
+    if isinstance(value, Mapping):
+        return value
+    if value is not None:
+        keys.problem(f"{at} is no mapping: {value!r}", key=at, fix="write keys with values below it")
+    return {}
+
+
+def _number(keys: Reader, options: Mapping[str, Any], name: str, at: str) -> float:
+    """Return a number, 0 where it is left out; anything else is reported."""
+    value = options.get(name)
+    try:
+        if not isinstance(value, bool):
+            return float(value or 0)
+    except (TypeError, ValueError):
+        pass
+    keys.problem(f"{at}.{name} is no number: {value!r}", key=f"{at}.{name}", fix="write one, such as 0.1")
+    return 0.0
 
 
 def _own(keys: Reader, at: str, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _controller(keys: Reader) -> dict[str, Any]:
         for name in ("kl_target", "horizon"):
             keys.ignore(f"{_ALGORITHM}.kl_ctrl.{name}", "kl_ctrl.type is fixed")
         return {}
-    if horizon < 1 or horizon != int(horizon):
+    if not 1 <= horizon < math.inf or horizon != int(horizon):
         key = f"{_ALGORITHM}.kl_ctrl.horizon"
         what = f"{key} must be a whole number of sequences above 0, not {horizon}"
         keys.problem(what, key=key, fix=f"use {key}=10000")
@@ -137,7 +137,7 @@ def _replacing(keys: Reader, key: str) -> dict[str, Any]:
     share, prompts = keys[key], keys["trainer.train_batch_size"]
     if prompts < 1:  # refused as a RunConfig
         return {}
-    needed = math.floor(share * prompts) + 1
+    needed = math.floor(share * prompts) + 1 if share < math.inf else 0
     if not 0 < needed <= prompts:
         what = f"{key} must be a share from 0 to below 1, not {share:g}: replace needs more good prompts than that"
         keys.problem(what, key=key, fix=f"use {key}=0.3, or another share below 1")

@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
+from posttrain.registry import ROLLOUT_ENGINES
 
 _SECTION = "trainer.fully_async"
 _ON = f"{_SECTION}.enabled"
@@ -40,7 +41,7 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
         "asynchronous.max_running_groups": keys[f"{_SECTION}.num_parallel_generation_workers"],
     }
     if keys.ledger.find(_CLEAR):
-        fields["asynchronous.cache_on_new_weights"] = "recompute" if keys[_CLEAR] else "keep"
+        fields["asynchronous.cache_on_new_weights"] = _cache(keys)
     if keys[f"{_SECTION}.sample_full_batch"]:
         if get(keys, "trainer.algorithm.zero_variance_filter"):
             fields["group_filter.strategy"] = "refill"
@@ -51,6 +52,21 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
                 fix="use trainer.algorithm.zero_variance_filter=true",
             )
     return fields
+
+
+def _cache(keys: Reader) -> str:
+    """Keep the keys and values of unfinished responses, as SkyRL does, by an engine that has any when the weights change."""
+    engine = get(keys, "generator.backend")
+    if keys[_CLEAR]:
+        return "recompute"
+    if engine in ROLLOUT_ENGINES.names() and not ROLLOUT_ENGINES.facts(engine).keeps_cache:
+        if keys.written(_CLEAR):
+            keys.warn(
+                f"{_CLEAR}=false has no effect: {engine} ends the responses that it has begun before it gets new weights, so no "
+                "token is sampled on the keys and values of older ones"
+            )
+        return "recompute"
+    return "keep"
 
 
 def one_step(keys: Reader) -> dict[str, Any]:

@@ -78,26 +78,30 @@ def _reference(keys: Reader) -> dict[str, Any]:
 
 def _trained(keys: Reader, role: str) -> dict[str, Any]:
     """Optimizer, schedule and engine options of policy or critic."""
-    section, norm = f"trainer.{role}.optimizer_config", keys[f"trainer.{role}.optimizer_config.max_grad_norm"]
-    betas = keys[f"{section}.adam_betas"]
+    section = f"trainer.{role}.optimizer_config"
+    fields = optimizer(keys, section, role)
+    options = {"offload_after_step": keys[f"{section}.offload_after_step"], **_engine_options(keys, role)}
+    fields |= {f"{role}.engine_options.{name}": value for name, value in options.items()}
+    return fields | schedule(keys, section, role, _warmup(keys, role)) | lora(keys, f"trainer.{role}.model.lora", role)
+
+
+def optimizer(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    """Return the fields of AdamW, from SkyRL's section of it."""
+    norm, betas = keys[f"{section}.max_grad_norm"], keys[f"{section}.adam_betas"]
     if len(betas) != 2:
         what = f"{section}.adam_betas has {len(betas)} numbers, and AdamW takes two"
         keys.problem(what, key=f"{section}.adam_betas", fix="write [0.9, 0.999]")
         betas = [0.9, 0.999]
-    fields = {
+    return {
         f"{role}.optimizer.lr": keys[f"{section}.lr"],
         f"{role}.optimizer.betas": betas,
         f"{role}.optimizer.weight_decay": keys[f"{section}.weight_decay"],
         f"{role}.optimizer.max_grad_norm": norm if norm > 0 else None,
     }
-    options = {"offload_after_step": keys[f"{section}.offload_after_step"], **_engine_options(keys, role)}
-    fields |= {f"{role}.engine_options.{name}": value for name, value in options.items()}
-    return fields | _schedule(keys, role) | _lora(keys, role)
 
 
-def _lora(keys: Reader, role: str) -> dict[str, Any]:
-    """The adapter of policy or critic; none where rank is 0."""
-    section = f"trainer.{role}.model.lora"
+def lora(keys: Reader, section: str, role: str) -> dict[str, Any]:
+    """Return the fields of an adapter, from SkyRL's section of it; none where rank is 0."""
     if not keys.ledger.find(f"{section}.rank"):
         return {}
     rank = keys[f"{section}.rank"]
@@ -111,10 +115,9 @@ def _lora(keys: Reader, role: str) -> dict[str, Any]:
     return {f"{role}.lora.{name}": value for name, value in found.items() if value is not None}
 
 
-def _schedule(keys: Reader, role: str) -> dict[str, Any]:
-    section = f"trainer.{role}.optimizer_config"
+def schedule(keys: Reader, section: str, role: str, warmup: int) -> dict[str, Any]:
+    """Return the fields of the learning rate over the run, from SkyRL's section of the optimizer."""
     name = get(keys, f"{section}.scheduler")
-    warmup = _warmup(keys, role)
     fields: dict[str, Any] = {}
     if name in WITHOUT_ARGUMENTS:
         what = f"the scheduler {name} needs arguments that SkyRL has no key for"

@@ -186,20 +186,29 @@ def _resume(keys: Reader) -> dict[str, Any]:
     if mode != "from_path":
         keys.ignore(key, f"trainer.resume_mode is {mode or 'null'}, not from_path")
         return {"run.resume": "auto" if mode == "latest" else "never"}
+    return resumed(keys, key, path, instead="trainer.resume_mode=latest")
+
+
+def resumed(keys: Reader, key: str, path: str | None, *, instead: str) -> dict[str, Any]:
+    """Return the fields of a start from the checkpoint in ``path``. Args: instead, another setting, for messages."""
     if not path or not PurePosixPath(path).name.startswith("global_step_"):
         what = (
             f"resume_mode=from_path needs {key}, which is null"
             if not path
             else f"{path} is no checkpoint: the folder's name must be global_step_N"
         )
-        keys.problem(what, key=key, fix=f"use {key}=FOLDER/global_step_10, or trainer.resume_mode=latest")
+        keys.problem(what, key=key, fix=f"use {key}=FOLDER/global_step_10, or {instead}")
         return {}
     return {"run.resume": "auto", "run.resume_path": path}
 
 
 def trackers(keys: Reader) -> dict[str, Any]:
     """Return the trackers."""
-    key = "trainer.logger"
+    return tracked(keys, "trainer.logger")
+
+
+def tracked(keys: Reader, key: str) -> dict[str, Any]:
+    """Return the trackers that a key names."""
     given = keys[key]
     names = []
     for name in [given] if isinstance(given, str) else given:

@@ -6,8 +6,8 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import algorithm, recipes, records
-from posttrain.dialects.verl.rules.asynchronous import asynchronous
-from posttrain.dialects.verl.rules.batches import batches
+from posttrain.dialects.verl.rules.asynchronous import asynchronous, set_generation
+from posttrain.dialects.verl.rules.batches import batches, count_generated
 from posttrain.dialects.verl.rules.distillation import distillation
 from posttrain.dialects.verl.rules.later_names import read_later_names
 from posttrain.dialects.verl.rules.layout import Layout, layout
@@ -29,11 +29,13 @@ def rules(keys: Reader) -> dict[str, Any]:
     renamed = read_later_names(keys)
     name_of_engine(keys)
     recipes.set_step(keys)
+    set_generation(keys)
+    step = count_generated(keys)
     has_critic = algorithm.uses_critic(keys)
     kl = algorithm.kl_in_loss(keys) | algorithm.kl_in_reward(keys)
     has_reference = bool(kl)
     places, fields = layout(keys, has_critic=has_critic)
-    fields |= renamed
+    fields |= renamed | step
     scoring, scorer = reward(keys, places)
     loss = algorithm.loss(keys)
     fields |= scoring | loss | kl

@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
+from posttrain.dialects.verl.rules.recipes import corrected
 from posttrain.errors import did_you_mean
 
 _V1 = "trainer.v1"
@@ -15,6 +16,17 @@ _THRESHOLD = f"{_V1}.sampler.max_off_policy_threshold"
 _STRATEGY = f"{_V1}.sampler.max_off_policy_strategy"
 _CYCLE = f"{_V1}.separate_async.parameter_sync_step"
 _MODES = {"sync": "off", "colocate_async": "colocate", "separate_async": "separate"}
+
+
+def set_generation(keys: Reader) -> None:
+    """Leave out the prompts that the later loop's asynchronous modes read at a time: 1 there, whatever is written."""
+    if get(keys, _MODE, "sync") not in ("colocate_async", "separate_async"):
+        return
+    if (size := keys["data.gen_batch_size"]) not in (None, 1):
+        keys.warn(
+            f"data.gen_batch_size={size} has no effect: with {_MODE}={get(keys, _MODE)} verl reads prompts one by one"
+        )
+    keys.put("data.gen_batch_size", None)
 
 
 def asynchronous(keys: Reader) -> dict[str, Any]:
@@ -50,7 +62,7 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
         keys.problem(f"{_STRATEGY} is {strategy} (known: drop, wait)", key=_STRATEGY, fix=f"use {_STRATEGY}=wait")
     else:
         fields["asynchronous.on_stale"] = strategy
-    return fields
+    return fields | (corrected(keys) if threshold > 1 else {})
 
 
 def _check_cycle(keys: Reader) -> None:

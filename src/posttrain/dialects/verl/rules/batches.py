@@ -26,6 +26,19 @@ def batches(keys: Reader, layout: Layout, *, has_critic: bool, has_reference: bo
     return fields | _forward_only(keys, layout, has_reference=has_reference)
 
 
+def count_generated(keys: Reader) -> dict[str, Any]:
+    """Train on every generated prompt where no filter drops groups: a generation is then the step, as verl's loader has it."""
+    size, prompts = keys["data.gen_batch_size"], keys["data.train_batch_size"]
+    if size in (None, prompts) or get(keys, "algorithm.filter_groups.enable") or not all_are_counts(size):
+        return {}
+    keys.warn(
+        f"a step is data.gen_batch_size={size} prompts, not data.train_batch_size={prompts}: verl trains on all that it "
+        "generates where algorithm.filter_groups is off"
+    )
+    keys.put("data.train_batch_size", size)
+    return {"data.prompts_per_step": size}
+
+
 def updates_per_step(keys: Reader, section: str) -> int:
     """Optimizer steps of an iteration, for sizes that divide."""
     step, mini = _step(keys, section).size, keys[f"{section}.ppo_mini_batch_size"]
@@ -54,13 +67,6 @@ def _check_step(keys: Reader, layout: Layout) -> None:
     prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
     if not all_are_counts(prompts, samples):
         return
-    size = keys["data.gen_batch_size"]
-    if size not in (None, prompts) and not get(keys, "algorithm.filter_groups.enable"):
-        keys.problem(
-            f"generations of {size} prompts for iterations of {prompts} take algorithm.filter_groups, which is off",
-            key="data.gen_batch_size",
-            fix=f"remove it, or use data.train_batch_size={size}, or +algorithm.filter_groups.enable=True",
-        )
     if prompts * samples % layout.devices:
         stride = layout.devices // math.gcd(layout.devices, samples)
         below, above = prompts // stride * stride, -(-prompts // stride) * stride

@@ -72,14 +72,14 @@ def _one_step_off(keys: Reader) -> dict[str, Any]:
         )
         fields["loss.rollout_correction.use_rollout_logprobs"] = True
         return fields
-    return fields | _corrected(keys)
+    return fields | corrected(keys)
 
 
-def _corrected(keys: Reader) -> dict[str, Any]:
+def corrected(keys: Reader) -> dict[str, Any]:
     """Weigh the losses of stale tokens where no key does: verl trains on them as if the weights of the step had sampled them."""
     ratio = [] if is_fully_async(keys) else [f"{_CORRECTION}.bypass_mode", f"{ACTOR}.use_rollout_log_probs"]
-    corrected = any(get(keys, key) for key in (f"{_CORRECTION}.rollout_is", *ratio))
-    if corrected or first_correction(keys) or get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1) > 0:
+    asked = any(get(keys, key) for key in (f"{_CORRECTION}.rollout_is", *ratio))
+    if asked or first_correction(keys) or get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1) > 0:
         return {}
     keys.warn(
         "responses of older weights are trained on as if the step's had sampled them, in verl; here their token losses are "
@@ -125,7 +125,7 @@ def _fully_async(keys: Reader) -> dict[str, Any]:
             "loss.rollout_correction.use_rollout_logprobs": True,
             "loss.rollout_correction.weights": "none",
         }
-    return fields | (_corrected(keys) if bound else {})
+    return fields | (corrected(keys) if bound else {})
 
 
 def _every(cycles: int, steps: int) -> int | None:

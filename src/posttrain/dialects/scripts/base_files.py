@@ -1,0 +1,117 @@
+"""The file that a trainer's program starts from, and its arguments as ``posttrain`` takes them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from posttrain.dialects.scripts.recipes import recipe_of
+from posttrain.dialects.scripts.trainers import BASE_FILES, HOLDS, RENAMED, Trainer, keys_asked_by
+from posttrain.errors import ConfigError, Problem
+
+_PATH_OPTIONS = ("--config-path", "-cp", "--config_path")
+_NAME_OPTIONS = ("--config-name", "-cn", "--config_name")
+
+
+def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], where: str = "") -> tuple[str, ...]:
+    """The arguments that a trainer's words mean.
+
+    Args: ``words`` follow the program in its command. ``roots`` are folders that the program's file may stand below: the
+        current one, those above the script. ``where`` is the script's line.
+    Raises: ConfigError for a recipe whose algorithm is not here.
+    """
+    recipe = recipe_of(trainer.written)
+    if recipe is not None and recipe.refused:
+        what = f"{trainer.written} is refused: {recipe.refused}"
+        fix = "name verl.trainer.main_ppo in the script to train by PPO or GRPO with these keys"
+        raise ConfigError(Problem(what, fix=fix, where=where))
+    rest, named = _named_file(words)
+    base = _base(trainer, named, list(roots))
+    if trainer.module in RENAMED:
+        rest = [*HOLDS[trainer.module], *_renamed(trainer, rest)]
+    return (*base, *rest, *keys_asked_by(trainer))
+
+
+def _named_file(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Take Hydra's options out of a trainer's words."""
+    rest: list[str] = []
+    named: dict[str, str] = {}
+    following = iter(words)
+    for word in following:
+        option, equals, value = word.partition("=")
+        kind = "path" if option in _PATH_OPTIONS else "name" if option in _NAME_OPTIONS else ""
+        if kind:
+            named[kind] = value if equals else next(following, "")
+        else:
+            rest.append(word)
+    return rest, named
+
+
+def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tuple[str, ...]:
+    """The file that the trainer reads: one on this disk, or the name of one that the peer ships, or what such a file holds."""
+    recipe = recipe_of(trainer.written)
+    usual = recipe.file if recipe is not None else BASE_FILES.get(trainer.module, "")
+    if trainer.module in RENAMED:
+        return (usual,)
+    mains = (root / _file_of(trainer.written) for root in roots)
+    program = next((main for main in mains if main.is_file()), None)
+    own_folder, own_name = _hydra_main(program) if program is not None else ("", "")
+    name = named.get("name") or own_name or usual or ("config" if "path" in named else "")
+    if not name or (name.removesuffix(".yaml") == "ppo_trainer" and "path" not in named and "name" not in named):
+        return ()
+    if name == usual and recipe is None and not named:
+        return (name,)  # known by its name
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    path = Path(named.get("path") or own_folder or "config").expanduser()
+    home = _file_of(trainer.written).parent  # which Hydra's paths start from
+    for root in roots:
+        for found in (root / home / path / file, root / path / file):
+            if found.is_file():
+                return (str(found),)
+    if recipe is not None and name.removesuffix(".yaml") == recipe.file:
+        return recipe.holds
+    if not named:
+        return (name,) if name == usual else ()
+    return ("--config-path", str(path), "--config-name", file) if "path" in named else ("--config-name", file)
+
+
+def _file_of(module: str) -> Path:
+    return Path(*module.split(".")).with_suffix(".py")
+
+
+@cache
+def _hydra_main(program: Path) -> tuple[str, str]:
+    """The folder and the name of the file that ``@hydra.main(config_path=..., config_name=...)`` of a program names.
+
+    The program is parsed, not run. "" for what it does not say in plain text.
+    """
+    try:
+        tree = ast.parse(program.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return "", ""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
+            continue
+        if ast.unparse(node.func) not in ("hydra.main", "main"):
+            continue
+        given = {one.arg: one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)}
+        folder, name = given.get("config_path"), given.get("config_name")
+        if isinstance(name, str):
+            return folder if isinstance(folder, str) else ".", name.removesuffix(".yaml")
+    return "", ""
+
+
+def _renamed(trainer: Trainer, words: Sequence[str]) -> list[str]:
+    """The words of a program that takes the keys of another one's file."""
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.lstrip("+")
+        for old, new in RENAMED[trainer.module].items():
+            if f"{key}.".startswith(f"{old}."):
+                key = key.replace(old, new, 1)
+                break
+        found.append(f"++{key}={value}" if equals else word)
+    return found

@@ -1,0 +1,66 @@
+"""verl's recipes: programs that start from a file of their own, beside them, and those whose algorithm is not here.
+
+Source: https://github.com/verl-project/verl-recipe and verl's folder recipe/, 0.3 to 0.7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A program of a recipe."""
+
+    file: str = "ppo_trainer"  # the file that it starts from, without .yaml
+    # Differences of that file from ppo_trainer that change a run, for where the file itself is not on this disk.
+    holds: tuple[str, ...] = ()
+    refused: str = ""  # why its algorithm does not run here
+
+
+_DAPO = ("reward_model.reward_manager=dapo",)
+_OWN_DEVICES = ("+rollout.nnodes=1", "+rollout.n_gpus_per_node=8", "actor_rollout_ref.hybrid_engine=False")
+_FULLY_ASYNC = Recipe(
+    "fully_async_ppo_trainer", (*_OWN_DEVICES, "data.train_batch_size=0", "+async_training.staleness_threshold=0.1")
+)
+_ONE_STEP_OFF = Recipe("one_step_off_ppo_trainer", _OWN_DEVICES)
+_IN_A_QUEUE = Recipe()
+
+# By the end of the module's dotted name.
+RECIPES: dict[str, Recipe] = {
+    "dapo.main_dapo": Recipe("dapo_trainer", _DAPO),
+    "entropy.main_entropy": Recipe("entropy_trainer", _DAPO),
+    "fully_async_policy.fully_async_main": _FULLY_ASYNC,
+    "one_step_off_policy.main_ppo": _ONE_STEP_OFF,
+    "transfer_queue.main_ppo": _IN_A_QUEUE,
+    "partial_rollout.main_ppo": _IN_A_QUEUE,
+    "specRL.main_ppo": Recipe("specRL_trainer"),
+    "histoSpec.main_ppo": Recipe("specRL_trainer"),
+    "prime.main_prime": Recipe(
+        "prime_trainer", refused="it trains a reward model beside the policy (PRIME's implicit process rewards)"
+    ),
+    "spin.main_spin": Recipe(
+        "spin_trainer", refused="it trains on pairs of its own responses (online DPO); posttrain dpo trains on pairs of a file"
+    ),
+    "sppo.main_sppo": Recipe("sppo_trainer", refused="its loss is SPPO's regression on win rates"),
+    "flowrl.main_flowrl": Recipe("flowrl_trainer", refused="its loss is a flow balance with a learned partition function"),
+    "gvpo.gvpo_main_ppo": Recipe("gvpo_trainer", refused="its loss is GVPO's regression on centred rewards"),
+    "spo.spo_main_ppo": Recipe("spo_trainer", refused="it keeps a running value for every prompt in place of a group"),
+    "rep_exp.main_rep_exp": Recipe(
+        "rep_exp_trainer", refused="it rewards elliptical bonuses over the policy's hidden states"
+    ),
+    "main_gkd": Recipe(
+        "on_policy_distill_trainer",
+        refused="its teacher answers on a protocol of its own; distillation.enabled=True with verl.trainer.main_ppo distills",
+    ),
+    "vla.main_ppo": Recipe("rob_ppo_trainer", refused="it trains models that act in simulated robots, not on text"),
+    "main_dance": Recipe("dance_ppo_trainer", refused="it trains models that make images, not text"),
+    "atropos.main_atropos": Recipe(
+        "atropos_trainer", refused="its samples come from Atropos' own server; an environment of your own plays here"
+    ),
+}  # fmt: skip
+
+
+def recipe_of(module: str) -> Recipe | None:
+    """The recipe of a program, by its dotted name as the script writes it."""
+    return next((recipe for name, recipe in RECIPES.items() if f".{module}".endswith(f".{name}")), None)

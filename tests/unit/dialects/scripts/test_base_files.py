@@ -1,0 +1,105 @@
+"""The file that a program of a launch script starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli.request import load_request
+from posttrain.dialects.scripts.base_files import arguments_of
+from posttrain.dialects.scripts.recipes import RECIPES
+from posttrain.dialects.scripts.trainers import Trainer, trainer_of
+from posttrain.errors import ConfigError
+
+MAIN = "import hydra\n\n@hydra.main(config_path={path!r}, config_name={name!r}, version_base=None)\ndef main(config): ...\n"
+OWN = "defaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 77}\n"
+
+
+def trainer(word: str) -> Trainer:
+    found = trainer_of(word)
+    assert found is not None
+    return found
+
+
+def write(folder: Path, program: str, config_path: str, name: str, file: str) -> Path:
+    main, config = folder / program, folder / file
+    for place in (main, config):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    main.write_text(MAIN.format(path=config_path, name=name))
+    config.write_text(OWN)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("program", "word", "config_path", "file"),
+    [
+        ("recipe/dapo/main_dapo.py", "recipe.dapo.main_dapo", "config", "recipe/dapo/config/mine.yaml"),
+        ("recipe/own/main_own.py", "recipe/own/main_own.py", "config", "recipe/own/config/mine.yaml"),
+        ("work/main_ppo.py", "work.main_ppo", "../settings", "settings/mine.yaml"),
+        ("work/main_ppo.py", "work.main_ppo", ".", "work/mine.yaml"),
+    ],
+)
+def test_a_program_starts_from_the_file_that_its_decorator_names(
+    tmp_path: Path, program: str, word: str, config_path: str, file: str
+) -> None:
+    config = write(tmp_path, program, config_path, "mine", file)
+    first, *rest = arguments_of(trainer(word), ["data.train_files=a.parquet"], [tmp_path / "elsewhere", tmp_path])
+    assert Path(first).resolve() == config
+    assert rest == ["data.train_files=a.parquet"]
+    assert load_request([first, *rest], "verl", here=True, skip_files=True).config.data.max_prompt_tokens == 77
+
+
+def test_a_named_file_stands_before_the_decorators(tmp_path: Path) -> None:
+    config = write(tmp_path, "recipe/dapo/main_dapo.py", "config", "mine", "recipe/dapo/config/mine.yaml")
+    other = config.with_name("other.yaml")
+    other.write_text(OWN)
+    found = arguments_of(trainer("recipe.dapo.main_dapo"), ["--config-name", "other", "a=1"], [tmp_path])
+    assert [Path(found[0]).resolve(), *found[1:]] == [other, "a=1"]
+
+
+@pytest.mark.parametrize(
+    "text", ["def broken(:\n", "import hydra\n", "@hydra.main(config_name=NAME)\ndef main(): ...\n"]
+)
+def test_a_program_that_names_no_file_in_plain_text_starts_from_the_usual_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/main_ppo.py").write_text(text)
+    assert arguments_of(trainer("work.main_ppo"), ["a=1"], [tmp_path]) == ("a=1",)
+
+
+def test_a_recipe_that_is_not_on_this_disk_has_what_its_file_changes() -> None:
+    words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    found = arguments_of(trainer("recipe.dapo.main_dapo"), words, [])
+    assert found == ("reward_model.reward_manager=dapo", *words)
+    asynchronous = arguments_of(trainer("verl.experimental.fully_async_policy.fully_async_main"), [], [])
+    sizes = ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"]
+    sizes += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8", "algorithm.adv_estimator=grpo"]
+    sizes += ["actor_rollout_ref.rollout.n=4", "data.train_files=a.parquet", "trainer.n_gpus_per_node=8"]
+    loaded = load_request([*asynchronous, *sizes], "verl", skip_files=True)
+    assert loaded.config.asynchronous.mode == "separate"
+    assert loaded.config.data.prompts_per_step == 8
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.refused])
+def test_a_recipe_with_an_algorithm_of_its_own_is_refused_once(name: str) -> None:
+    recipe = Trainer("verl.trainer.main_ppo", "verl", f"recipe.{name}")
+    with pytest.raises(ConfigError) as raised:
+        arguments_of(recipe, ["some.key=1"], [], "run.sh:3")
+    assert len(raised.value.problems) == 1
+    assert f"recipe.{name} is refused: " in str(raised.value)
+    assert "run.sh:3" in str(raised.value)
+
+
+def test_the_generation_server_takes_the_keys_of_the_trainer() -> None:
+    words = [
+        "actor_rollout_ref.model.path=m",
+        "actor_rollout_ref.rollout.n=4",
+        "data.train_files=['a.parquet','b.parquet']",
+    ]
+    words += ["actor_rollout_ref.rollout.response_length=9", "+data.output_path=o.parquet"]
+    found = arguments_of(trainer("verl.trainer.main_generation_server"), words, [])
+    loaded = load_request(found, "verl", here=True, skip_files=True)
+    assert loaded.entry == "generate"
+    config = loaded.config
+    assert (config.model.path, config.data.files, config.output.file) == ("m", ["a.parquet", "b.parquet"], "o.parquet")
+    assert (config.rollout.samples_per_prompt, config.rollout.max_response_tokens, config.rollout.top_k) == (4, 9, 0)

@@ -1,0 +1,105 @@
+"""SkyRL's supervised fine-tuning: sizes by hand, data sets and splits, what cannot be; single keys are tested by their rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from posttrain.config import SftConfig
+from posttrain.dialects.detect import read_config
+from posttrain.dialects.entries import SFT
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.skyrl import DIALECT
+
+MEGATRON = ("strategy=megatron", "placement.num_gpus_per_node=8", "batch_size=16")
+
+
+@cache
+def read(*overrides: str) -> LoadedConfig[SftConfig]:
+    return read_dialect(DIALECT, None, ("train_datasets=[a/b]", *overrides), entry=SFT)
+
+
+def said(*overrides: str) -> list[str]:
+    return [str(problem) for problem in read("strategy=fsdp", *overrides).problems]
+
+
+def test_the_keys_alone_tell_what_it_is() -> None:
+    loaded = read_config(
+        None, ["strategy=fsdp", "model.path=m", "num_steps=3", "micro_train_batch_size_per_gpu=1"], "skyrl"
+    )
+    assert loaded.entry == "sft" and not loaded.problems
+    config = loaded.config
+    assert (config.model.path, config.run.total_steps) == ("m", 3)
+    # SkyRL's own data set, of which it takes a hundred rows, on its four devices
+    assert (config.data.train_files, config.data.max_rows) == (["yahma/alpaca-cleaned:train"], 100)
+    assert (config.policy.engine, config.placement.devices) == ("fsdp", 4)
+
+
+def test_megatron_s_sizes_are_two_by_two_by_default() -> None:
+    policy = read(*MEGATRON).config.policy
+    assert (policy.engine, policy.tensor_parallel, policy.pipeline_parallel) == ("megatron", 2, 2)
+    (problem,) = read(*MEGATRON, "megatron_config.tensor_model_parallel_size=3").problems
+    assert "8 devices do not split into groups of 6" in str(problem)
+    unread = read("strategy=fsdp", "megatron_config.moe_grouped_gemm=false").ignored
+    assert [one.key for one in unread] == ["megatron_config"] and "strategy is fsdp" in unread[0].reason
+
+
+@pytest.mark.parametrize(
+    ("split", "files", "rows", "planned"),
+    [
+        ("train", ["a/b:train"], None, False),
+        ("train[:50]", ["a/b:train"], 50, False),
+        ("train[-50:]", ["a/b:train"], None, True),
+        ("train[:10%]", ["a/b:train"], None, True),
+    ],
+)
+def test_splits(split: str, files: list[str], rows: int | None, planned: bool) -> None:
+    loaded = read("strategy=fsdp", f"train_dataset_splits=['{split}']")
+    assert not loaded.problems and bool(loaded.unsupported) == planned
+    assert (loaded.config.data.train_files, loaded.config.data.max_rows) == (files, rows)
+
+
+def test_files_have_no_split_and_several_sets_are_planned() -> None:
+    loaded = read("strategy=fsdp", "train_datasets=[x/rows.jsonl,c/d]", "train_dataset_splits=[train,test]")
+    assert loaded.config.data.train_files == ["x/rows.jsonl", "c/d:test"]
+    (problem,) = loaded.unsupported
+    assert "draws equally from each of several data sets" in str(problem)
+    in_order = read(
+        "strategy=fsdp", "train_datasets=[x.jsonl,y.jsonl]", "train_dataset_splits=[train,train]", "sampler=sequential"
+    )
+    assert not in_order.unsupported and not in_order.config.data.shuffle
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("train_dataset_splits=[train,test]",), "has 2 splits, and train_datasets 1 data sets"),
+        (("num_steps=3", "num_epochs=2"), "num_steps and num_epochs are both written"),
+        (("dataset_name=c/d",), "train_datasets took the place of dataset_name, and both are written"),
+        (("use_sequence_packing=true",), "use_sequence_packing needs max_length, which is null"),
+        (("use_sequence_packing=true", "max_length=512", "max_tokens_per_microbatch=9"), "has no room for a text of"),
+        (("max_ckpts_to_keep=0",), "would keep no checkpoint"),
+        (("resume_from=out",), "out is no checkpoint: the folder's name must be global_step_N"),
+        (("sampler=custom",), "draws rows by a class of your own"),
+        (("placement.num_nodes=0",), "placement.num_nodes must be at least 1, not 0"),
+        (("optimizer_config.scheduler=cosin",), "did you mean cosine"),
+        (("dummy_run_full_ctx=true",), "a run on made-up rows is no run"),
+        (("max_lenght=3",), "did you mean max_length"),
+        (("logger=wandbb",), "did you mean wandb"),
+    ],
+)
+def test_what_cannot_be_is_named(overrides: tuple[str, ...], words: str) -> None:
+    problems = said(*overrides)
+    assert any(words in problem for problem in problems), problems
+
+
+def test_checkpoints_and_exports() -> None:
+    saved = read(
+        "strategy=fsdp", "ckpt_path=out", "ckpt_interval=5", "hf_save_interval=10", "resume_from=latest"
+    ).config
+    assert (saved.checkpoint.every_steps, saved.checkpoint.folder, saved.run.resume) == (5, "out", "auto")
+    assert (saved.checkpoint.export_every_steps, saved.checkpoint.export_folder) == (10, "out/hf_exports")
+    none = read("strategy=fsdp", "export_path=x").config
+    assert (none.checkpoint.every_steps, none.checkpoint.at_end, none.run.resume) == (None, False, "never")
