@@ -1,7 +1,7 @@
 """The update, one way next to another, on one machine in one run: what packing, shared prompts, fused scoring, checkpointing,
 precision, adapters and compiling cost and save, and how much of the machine's matrix peak the update reaches.
 
-python benchmarks/train.py [MODEL_FOLDER] [--rounds 3] [--only packed shared scoring checkpointing dtype layers lora compile peak]
+python benchmarks/train.py [MODEL_FOLDER] [--rounds 3] [--only packed shared scoring checkpointing dtype layers kernels ...]
 
 Every row is a process of its own, so that its peak memory is its own (the largest resident set, above that of the loaded
 model with its optimizer). Within a comparison the rows take turns, round after round, and the median of each counts.
@@ -45,6 +45,7 @@ COMPARISONS: dict[str, tuple[str, Way, dict[str, Way]]] = {
         },
     ),
     "layers": ("ragged", {}, {"as transformers has them": {"plain_layers": True}, "in fewer operations": {}}),
+    "kernels": ("ragged", {}, {"without kernels": {"without_kernels": True}, "compiled kernels": {}}),
     "lora": ("ragged", {}, {"all weights": {}, "LoRA of rank 16": {"lora": 16}}),
     "compile": ("ragged", {}, {"as it is": {}, "compiled": {"compile_layers": True}}),
 }

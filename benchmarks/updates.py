@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
+from posttrain.libraries.cpu_kernels.load import allow_kernels
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
@@ -34,7 +35,9 @@ PPO_CLIP = LossPlan(
 
 def make_engine(way: Way) -> tuple[Any, PreTrainedModel]:
     """The local engine and its model, one way: path, micro, and any of dtype, master_dtype, device, lora, max_tokens,
-    whole_logits, padded, share_prompts, gradient_checkpointing, compile_layers, plain_layers (as transformers has them)."""
+    whole_logits, padded, share_prompts, gradient_checkpointing, compile_layers, plain_layers (as transformers has them),
+    without_kernels (of the update)."""
+    allow_kernels(not way.get("without_kernels"))
     device = torch.device(way.get("device", "cpu"))
     if device.type == "cpu":
         choose_float32_products()

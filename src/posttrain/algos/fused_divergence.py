@@ -143,10 +143,10 @@ def _gradient(
 
 
 @torch.no_grad()
-def top_tokens(hidden: Tensor, head: Head, k: int, *, temperature: float) -> Tensor:
+def top_tokens(hidden: Tensor, head: Head, k: int, *, temperature: float, vocabulary: int | None = None) -> Tensor:
     """The k most likely tokens at N positions and their log-probs under softmax(logits / temperature).
 
-    Args: hidden [N, H].
+    Args: hidden [N, H]; vocabulary, the first token id that is left out (None: all are kept).
     Returns: [N, 2, k] float32: ids, which float32 holds exactly below 2^24, and nats, most likely first.
     Raises: ShapeError when k is larger than the vocabulary.
     """
@@ -154,7 +154,8 @@ def top_tokens(hidden: Tensor, head: Head, k: int, *, temperature: float) -> Ten
     size = max(1, BLOCK_VALUES // head.weight.shape[0])
     for start in range(0, hidden.shape[0], size):
         rows = slice(start, start + size)
-        found[rows] = top_of_logits(head_logits(hidden[rows], head), k, temperature=temperature)
+        logits = head_logits(hidden[rows], head)[:, :vocabulary]
+        found[rows] = top_of_logits(logits, k, temperature=temperature)
     return found
 
 

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from posttrain.algos import logprobs
 from posttrain.algos.kl_full import vocabulary_kl
 from posttrain.errors import ShapeError
+from posttrain.libraries.cpu_kernels.load import kernels_for
 
 COLUMNS = 2048  # of a tile: on a CPU small enough for its caches, on any device wide enough for fast products
 SHIFT_COLUMNS = 3  # bfloat16 numbers of 8 digits each, for the 24 of a float32
@@ -119,6 +120,7 @@ class _ScoreTokens(torch.autograd.Function):
         wants_sum_pi_squared: bool,
         reference: tuple[Tensor, Head] | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        targets = targets.contiguous()
         # Per tile: its largest x, and sums of e, e x, e^2 and e (x - y), with e = exp(x) and x, y less their tile's largest.
         # Written into tensors made beforehand: small ones made between the large tiles would leave holes too small for them.
         tiles, rows = -(-weight.shape[0] // COLUMNS), hidden.shape[0]
@@ -134,11 +136,19 @@ class _ScoreTokens(torch.autograd.Function):
             of_target = torch.linalg.vecdot(hidden.float(), inside.float())
             less_target = _with_shift(hidden, of_target)
         for number in range(tiles):
+            x = (
+                less_target @ _with_ones(weight[_columns(number)]).T
+                if shifted
+                else _tile(hidden, head, temperature, number)
+            )
+            kernels = kernels_for(x) if reference is None else None
+            if kernels is not None:
+                of_squares = square[number] if wants_sum_pi_squared else None
+                sums = top[number], total[number], product[number], of_squares
+                kernels.tile_forward(x, factor if shifted else 1.0, targets, number * COLUMNS, chosen, sums)
+                continue
             if shifted:
-                x = (less_target @ _with_ones(weight[_columns(number)]).T).float()
-                x = x if factor == 1.0 else x.mul_(factor)
-            else:
-                x = _tile(hidden, head, temperature, number)
+                x = x.float() if factor == 1.0 else x.float().mul_(factor)
             places, here = _places(targets, number, x)
             torch.where(here, x.gather(1, places).squeeze(1), chosen, out=chosen)
             top[number] = x.amax(dim=1)
@@ -197,30 +207,49 @@ class _ScoreTokens(torch.autograd.Function):
         for number in range(-(-weight.shape[0] // COLUMNS)):
             tile = _columns(number)
             x = _tile(hidden, head, temperature, number)
-            slope = None if head.softcap is None else 1 - (x * (temperature / head.softcap)).square()
-            x.sub_(lse[:, None])  # log p
-            factor = of_logprobs[:, None]  # gradient = -p * factor, and a at the target
-            if of_entropy is not None:
-                factor = factor + of_entropy[:, None] * (x + entropies[:, None])
-            if of_kl is not None:
-                ref_hidden, ref_head = ctx.reference
-                log_q = _tile(ref_hidden, ref_head, temperature, number).sub_(ref_lse[:, None])
-                factor = factor - of_kl[:, None] * (x - log_q - kl[:, None])
-            gradient = x.exp_().mul_(factor).neg_()
-            places, here = _places(targets, number, x)
-            gradient.scatter_add_(1, places, torch.where(here, of_logprobs, 0.0)[:, None])
-            if slope is not None:
-                gradient.mul_(slope)
-            if head.scale != temperature:
-                gradient.mul_(head.scale / temperature)
+            kernels = kernels_for(x) if of_kl is None and head.softcap is None else None
+            if kernels is not None:
+                at_target = -of_logprobs * scores.expm1()
+                if of_entropy is not None:
+                    at_target -= of_entropy * scores.exp() * (scores + entropies)
+                kernels.tile_backward(
+                    x,
+                    1.0,
+                    targets,
+                    number * COLUMNS,
+                    shift=lse,
+                    of_logprobs=of_logprobs.contiguous(),
+                    of_entropy=None if of_entropy is None else of_entropy.contiguous(),
+                    entropies=entropies,
+                    at_target=at_target.mul_(head.scale / temperature),
+                    by=head.scale / temperature,
+                )
+                gradient = x
+            else:
+                slope = None if head.softcap is None else 1 - (x * (temperature / head.softcap)).square()
+                x.sub_(lse[:, None])  # log p
+                factor = of_logprobs[:, None]  # gradient = -p * factor, and a at the target
+                if of_entropy is not None:
+                    factor = factor + of_entropy[:, None] * (x + entropies[:, None])
+                if of_kl is not None:
+                    ref_hidden, ref_head = ctx.reference
+                    log_q = _tile(ref_hidden, ref_head, temperature, number).sub_(ref_lse[:, None])
+                    factor = factor - of_kl[:, None] * (x - log_q - kl[:, None])
+                gradient = x.exp_().mul_(factor).neg_()
+                places, here = _places(targets, number, x)
+                gradient.scatter_add_(1, places, torch.where(here, of_logprobs, 0.0)[:, None])
+                if slope is not None:
+                    gradient.mul_(slope)
+                if head.scale != temperature:
+                    gradient.mul_(head.scale / temperature)
             if grad_bias is not None:
                 grad_bias[tile] = gradient.sum(dim=0)
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden += gradient @ weight[tile]
+                _add(grad_hidden, gradient @ weight[tile])
             if grad_weight is not None:
                 torch.mm(gradient.T, hidden, out=grad_weight[tile])
-            del x, factor, gradient
+            del x, gradient
         if grad_hidden is not None:
             grad_hidden = grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
@@ -245,21 +274,47 @@ def _rounding_gradients(
     Args: as in the backward pass; factor: x = factor * hidden @ weight.T; scores, lse, of_logprobs [N].
     """
     left = _with_shift(hidden, lse / factor)
-    elsewhere, at_target = (-factor * of_logprobs)[:, None], (-factor * of_logprobs * scores.expm1())[:, None]
+    of_logprobs = of_logprobs.contiguous()
+    elsewhere, at_target = (-factor * of_logprobs)[:, None], -factor * of_logprobs * scores.expm1()
     grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if wanted[0] else None
     grad_weight = torch.empty_like(weight) if wanted[1] else None
     for number in range(-(-weight.shape[0] // COLUMNS)):
         part = weight[_columns(number)]
         log_p = left @ _with_ones(part).T
-        gradient = (log_p if factor == 1.0 else log_p.mul_(factor)).exp_().mul_(elsewhere)
-        places, here = _places(targets, number, gradient)
-        gradient.scatter_(1, places, torch.where(here[:, None], at_target.bfloat16(), gradient.gather(1, places)))
+        kernels = kernels_for(log_p)
+        if kernels is not None:
+            kernels.tile_backward(
+                log_p,
+                factor,
+                targets,
+                number * COLUMNS,
+                shift=None,
+                of_logprobs=of_logprobs,
+                of_entropy=None,
+                entropies=scores,
+                at_target=at_target,
+                by=factor,
+            )
+            gradient = log_p
+        else:
+            gradient = (log_p if factor == 1.0 else log_p.mul_(factor)).exp_().mul_(elsewhere)
+            places, here = _places(targets, number, gradient)
+            known = gradient.gather(1, places)
+            gradient.scatter_(1, places, torch.where(here[:, None], at_target[:, None].bfloat16(), known))
         if grad_hidden is not None:
-            grad_hidden += gradient @ part
+            _add(grad_hidden, gradient @ part)
         if grad_weight is not None:
             torch.mm(gradient.T, hidden, out=grad_weight[_columns(number)])
         del log_p, gradient
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
+
+
+def _add(total: Tensor, addend: Tensor) -> None:
+    kernels = kernels_for(addend) if total.dtype == torch.float32 else None
+    if kernels is not None:
+        kernels.add(addend, total)
+    else:
+        total += addend
 
 
 def _rounds(hidden: Tensor, head: Head) -> bool:

@@ -11,8 +11,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from posttrain.libraries.cpu_kernels import load
+from posttrain.libraries.cpu_kernels.load import load_update_kernels, without_kernels
 from posttrain.models.attention import NAME, register_attention
-from posttrain.models.fused_layers import fuse_layers, rms_norm
+from posttrain.models.fused_functions import rms_norm
+from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.tiny import draw_weights
 
@@ -31,12 +34,18 @@ NORMS = {"llama": 5, "mistral": 5, "qwen2": 5, "qwen3": 9, "gemma": 5, "gemma2":
 NORMS |= {"granite": 5, "mixtral": 5, "phi3": 5, "qwen2_moe": 5, "qwen3_moe": 9, "smollm3": 5}
 
 
-def build(family: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a run of another test has set, and afterwards again."""
+    monkeypatch.setattr(load, "_allowed", True)
+
+
+def build(family: str, dtype: torch.dtype, seed: int = 1) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The same random model twice."""
     register_attention()
     config = AutoConfig.for_model(family, **SIZES)
     plain = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
-    draw_weights(plain, seed=1)
+    draw_weights(plain, seed=seed)
     return copy.deepcopy(plain).to(dtype), plain.to(dtype)
 
 
@@ -54,7 +63,9 @@ def logits_and_gradients(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tens
 @pytest.mark.parametrize("family", NORMS)
 def test_fused_model_is_the_model(family: str) -> None:
     fused, plain = build(family, torch.float32)
-    assert fuse_layers(fused) == NORMS[family]
+    fuse_layers(fused)
+    norms = [module for name, module in fused.named_modules() if "norm" in name.rpartition(".")[2]]
+    assert len(norms) == NORMS[family] and all("forward" in module.__dict__ for module in norms)
     (mine, my_grads), (theirs, their_grads) = logits_and_gradients(fused), logits_and_gradients(plain)
     assert (mine - theirs).norm() < 1e-5 * theirs.norm()
     for name, grad in their_grads.items():
@@ -66,7 +77,16 @@ def test_fused_model_is_the_model(family: str) -> None:
 )  # torch has no experts in float64
 def test_bfloat16_is_no_further_from_the_truth(family: str) -> None:
     """Each way rounds to bfloat16 at other places, so they differ by as much as both differ from float64."""
-    fused, plain = build(family, torch.bfloat16)
+    errors = torch.tensor([rounding_errors(family, seed) for seed in range(5)])
+    # Of single models they differ by up to a half, in both directions.
+    times = errors[:, ::2] / errors[:, 1::2]
+    assert times.median(dim=0).values.max() < 1.25
+    assert errors.median(dim=0).values.max() < 0.1
+
+
+def rounding_errors(family: str, seed: int) -> tuple[float, ...]:
+    """Relative distances to float64, of logits and of gradients, each of the fused and then of the plain model."""
+    fused, plain = build(family, torch.bfloat16, seed)
     fuse_layers(fused)
     true, true_grads = logits_and_gradients(copy.deepcopy(plain).double())
 
@@ -77,8 +97,7 @@ def test_bfloat16_is_no_further_from_the_truth(family: str) -> None:
         return float((logits - true).norm() / true.norm()), float(off.norm() / size.norm())
 
     mine, theirs = errors(fused), errors(plain)
-    assert mine[0] < 1.2 * theirs[0] < 0.05
-    assert mine[1] < 1.2 * theirs[1] < 0.1
+    return mine[0], theirs[0], mine[1], theirs[1]
 
 
 def test_rms_norm_by_hand() -> None:
@@ -112,13 +131,36 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
     assert torch.equal(spoilt.grad[[0, 2]], x.grad[[0, 2]])
 
 
-def test_what_is_not_exactly_known_is_left_alone() -> None:
-    class OwnNorm(LlamaRMSNorm):
-        pass
+def test_what_computes_something_else_is_left_alone() -> None:
+    class Doubled(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return 2 * super().forward(hidden_states)
 
-    model = torch.nn.Sequential(OwnNorm(4), torch.nn.LayerNorm(4))
+    class WithGate(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+            return super().forward(hidden_states)
+
+    model = torch.nn.Sequential(Doubled(4), WithGate(4), torch.nn.LayerNorm(4))
     assert fuse_layers(model) == 0
-    assert "forward" not in model[0].__dict__
+    assert not any("forward" in module.__dict__ for module in model)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "phi3", "olmo2", "cohere"])
+def test_mlps_and_position_embeddings_by_kernels(family: str) -> None:
+    """All but Cohere's, which turns neighbours; and the model without its kernels afterwards."""
+    fused, plain = build(family, torch.float32)
+    if load_update_kernels(torch.float32).__class__ is str:
+        pytest.skip("no kernels")
+    fuse_layers(fused)
+    layer = fused.get_decoder().layers[0]
+    assert "forward" in layer.mlp.__dict__
+    assert ("forward" in layer.self_attn.__dict__) == (family != "cohere")
+    expected, _ = logits_and_gradients(plain)
+    found, _ = logits_and_gradients(fused)
+    with without_kernels():
+        fused.zero_grad()
+        again, _ = logits_and_gradients(fused)
+    assert (found - expected).norm() < 1e-5 * expected.norm() and (again - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_a_norm_in_another_precision_computes_as_before() -> None:

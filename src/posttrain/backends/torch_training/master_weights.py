@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from posttrain.backends.torch_training.one_pass_adamw import one_pass
 from posttrain.backends.torch_training.optimizers import build_optimizer, move_state
 from posttrain.config.policy import OptimizerConfig
+from posttrain.libraries.cpu_kernels.load import kernels_for
 from posttrain.models.matrices import hidden_matrices
 
 
@@ -100,8 +102,13 @@ class MasterWeights:
         norm = float(sharding.whole(total))
         if not math.isfinite(norm):
             return norm
+        clips = limit is not None and norm > limit
+        copies = {master: weight.detach() for weight, master in self._shadowed}
+        # As clip_grads_with_norm_ has it
+        if one_pass(optimizer, copies, cast(float, limit) / (norm + 1e-6) if clips else 1.0):
+            return norm
         # clip_grad_norm_ would multiply by 1 otherwise: a pass over all gradients
-        if limit is not None and norm > limit:
+        if limit is not None and clips:
             clip_grads_with_norm_(parameters, limit, total)
         if offload:
             move_state(optimizer, lambda parameter: parameter.device)
@@ -176,7 +183,16 @@ def _adder(master: nn.Parameter) -> Callable[[Tensor], None]:
         if master.grad is None:
             master.grad = weight.grad.to(master.dtype)
         else:
-            master.grad.add_(weight.grad)
+            _add(weight.grad, master.grad)
         weight.grad = None
 
     return add_gradient
+
+
+def _add(grad: Tensor, total: Tensor) -> None:
+    """total += grad; in one pass where the dtypes differ and there is a kernel."""
+    kernels = kernels_for(grad) if total.dtype == torch.float32 != grad.dtype else None
+    if kernels is not None and grad.is_contiguous() and total.is_contiguous():
+        kernels.add(grad, total)
+    else:
+        total.add_(grad)

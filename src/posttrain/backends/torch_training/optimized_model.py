@@ -37,6 +37,7 @@ from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.update_count import UpdateCount
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import RunStopped
+from posttrain.libraries.cpu_kernels.load import why_no_kernels
 from posttrain.models import lora
 from posttrain.models.chunks import shapes_of
 from posttrain.models.compiled import compile_layers
@@ -132,6 +133,9 @@ class OptimizedModel:
         self._offload_optimizer = (optimizer.offload or self._sharding.offload_optimizer) and on_device
         self._offload_activations = how.get("activation_offload", False) and on_device
         self.notes: list[str] = []  # messages for the user about this engine
+        missing = why_no_kernels(model.dtype) if self.device.type == "cpu" else None
+        if missing:
+            self.notes.append(f"updates go without compiled kernels, which is slower: {missing}")
         if self._adapted:
             self.notes.append(lora.trained_share(model))
         section = self.path_field.rpartition(".")[0]  # model or critic

@@ -60,6 +60,7 @@ class LogprobScorer:
             what="a scoring batch",
         )
         self.head = head_form(model)
+        self.vocabulary: int | None = None  # of a teacher: its student knows token ids below this; None knows all
         self.routers = routers  # that use the experts of the batch, where it has any; None: every router chooses itself
         self._weights = weights
         self._device = model.device
@@ -189,8 +190,10 @@ class LogprobScorer:
 
         def top() -> Tensor:
             if isinstance(self.head, str):
-                return top_of_logits(response_logits(self.model, row), k, temperature=temperature)
-            return top_tokens(self.hidden(row), self.head.of(self.model), k, temperature=temperature)
+                logits = response_logits(self.model, row)[..., : self.vocabulary]
+                return top_of_logits(logits, k, temperature=temperature)
+            head = self.head.of(self.model)
+            return top_tokens(self.hidden(row), head, k, temperature=temperature, vocabulary=self.vocabulary)
 
         with self._weights():
             return self.sharding.collected(self.sharding.forward(self.model, top), row, packed)

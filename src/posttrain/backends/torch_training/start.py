@@ -34,7 +34,7 @@ from posttrain.models.lora import adapter_off, add_adapter
 from posttrain.models.reward_model import load_reward_model, load_reward_tokenizer
 from posttrain.models.routing import routers_of
 from posttrain.models.start_layers import fuse_on_cpu
-from posttrain.models.value_head import head_name, load_value_model
+from posttrain.models.value_head import head_name, load_value_model, value_head
 from posttrain.models.vision import freeze_vision
 from posttrain.plan.engine import engine_options
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
@@ -327,6 +327,11 @@ def start_critic(
     )
     whole = sharding is None and not critic.lora
     stored = stored_weights(config.model, path, load) if whole else None
+    if critic.freeze_vision:
+        freeze_vision(model, "critic.freeze_vision")
+    if critic.freeze:
+        freeze(model, critic.freeze, "critic.freeze")
+        value_head(model).requires_grad_(True)
     _choose_kernels(model, config.model)
     if critic.lora:
         add_adapter(model, critic.lora, seed=config.run.seed, head=head_name(model), field="critic.lora")

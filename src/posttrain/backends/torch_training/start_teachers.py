@@ -14,7 +14,7 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.roles import teachers_of
 from posttrain.interfaces.train_engine import TeacherEngine
-from posttrain.models.loading import DTYPES, expanded, load_causal_lm, load_tokenizer
+from posttrain.models.loading import DTYPES, expanded, load_causal_lm, load_model_config, load_tokenizer
 from posttrain.models.start_layers import fuse_on_cpu
 from posttrain.models.vocabularies import check_same_tokens
 from posttrain.plan.engine import engine_options
@@ -68,6 +68,7 @@ def start_teacher(
         rests_on_cpu=teacher.offload and not beside and sharding is None,
         sharding=None if beside else sharding,
     )
+    scorer.vocabulary = _vocabulary(config)
     if sharding is not None and not beside:
         sharding.wrap(model)  # after its head has been detected
     return scorer
@@ -83,7 +84,7 @@ def start_teachers(
 def served_teachers(config: TrainingConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, TeacherEngine]:
     """Connect to the teachers that are in servers, by name. Raises: RequestError for servers that cannot be used."""
     return {
-        name: ServedTeacher(name, teacher, tokenizer)
+        name: ServedTeacher(name, teacher, tokenizer, _vocabulary(config))
         for name, teacher in config.distillation.teachers.items()
         if teacher.endpoints
     }
@@ -94,3 +95,9 @@ def asked_before(
 ) -> dict[str, TeacherEngine]:
     """Return the teachers that give their answers before an update: all, except where they are computed beside the student."""
     return {} if config.distillation.beside_the_student else {**loaded, **served}
+
+
+def _vocabulary(config: TrainingConfig) -> int:
+    """The number of token ids that the student knows; a teacher may know others besides."""
+    policy = load_model_config(config.model.path, config.model.trust_remote_code)
+    return int(policy.get_text_config().vocab_size)

@@ -16,7 +16,7 @@ from posttrain.backends.torch_training.start import (
 )
 from posttrain.config import TuneConfig
 from posttrain.interfaces.train_engine import ScoreEngine, TrainEngine
-from posttrain.models.value_head import write_pad_token
+from posttrain.models.value_head import is_derived, write_pad_token
 from posttrain.records.batch_plans import SftBatchPlan
 from posttrain.records.notices import Notices
 from posttrain.registry import VALUE_ENGINES
@@ -44,7 +44,13 @@ def start_tuned(
     whole = sharding is None and not learner.lora
     load = partial(load_score_model, config.model)
     write_pad_token(model, tokenizer)
-    if not (name := type(model).__name__).endswith("ForSequenceClassification"):
+    name = type(model).__name__
+    if is_derived(model):
+        notices.add(
+            f"transformers has no {name}: runs here read this reward model as reward.model.path, and "
+            "AutoModelForSequenceClassification does not load it"
+        )
+    elif not name.endswith("ForSequenceClassification"):
         notices.add(
             f"the head of {config.model.path} has a bias, which transformers' sequence classifiers drop: this reward model is "
             f"written as {name}, for AutoModelForTokenClassification; its score is the number at the last token"

@@ -221,3 +221,18 @@ def test_a_process_without_rows_joins_the_most_likely_tokens_in_their_shape(teac
     length = batch.response_mask.shape[1]
     assert scorer.top_logprobs(batch, 1.0, 5).shape == (4, length, 2, 5) and sharding.shapes == (0, length, 2, 5)
     assert scorer.logprobs(batch, 1.0).shape == (4, length) and sharding.shapes == (0, length)
+
+
+def test_the_most_likely_tokens_are_ones_that_the_student_knows(teachers: dict[str, Path]) -> None:
+    """A teacher with 11 tokens besides, all of them likely: their answers are those of its logits without these."""
+    model = load_causal_lm(str(teachers["one"]), dtype=torch.float32)
+    size = model.config.vocab_size
+    batch = make_batch().sequences
+    expected = LogprobScorer(model, 2).top_logprobs(batch, 0.9, 5)
+    with torch.no_grad():
+        model.resize_token_embeddings(size + 11, mean_resizing=False)
+        model.get_output_embeddings().weight[size:] = 5 * model.get_output_embeddings().weight[:11]
+    larger = LogprobScorer(model, 2)
+    assert (larger.top_logprobs(batch, 0.9, 5)[:, :, 0] >= size).any()
+    larger.vocabulary = size
+    torch.testing.assert_close(larger.top_logprobs(batch, 0.9, 5), expected)

@@ -10,12 +10,19 @@ import torch
 
 from posttrain.backends.torch_training import start
 from posttrain.config import SftConfig
+from posttrain.libraries.cpu_kernels import load
 
 CPU = torch.device("cpu")
 
 
 def config_with(folder: Path, **model: Any) -> SftConfig:
     return SftConfig.model_validate({"model": {"path": str(folder), **model}, "data": {"train_files": ["none"]}})
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a run of another test has set, and afterwards again."""
+    monkeypatch.setattr(load, "_allowed", True)
 
 
 @pytest.mark.parametrize(

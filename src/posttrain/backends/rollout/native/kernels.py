@@ -6,12 +6,6 @@ They need a C++ compiler, once: the library is kept in the user's cache folder. 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import subprocess
-import tempfile
-from enum import IntEnum
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +13,10 @@ import torch
 from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache
-from posttrain.libraries.compilers import find_compiler
-from posttrain.libraries.folders import user_cache
+from posttrain.libraries.cpu_kernels.build import compiled_library
+from posttrain.libraries.cpu_kernels.update import NormForm
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-HEADERS = tuple(SOURCE.with_name(name) for name in ("lanes.h", "attention.h"))
-# The processor's own instructions; IEEE floating-point numbers, except for errno and traps, which are unused.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fopenmp")
-COMPILE_TIMEOUT_S = 120
 LANES = 16  # as in kernels.cpp: no width is smaller
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
@@ -64,14 +54,6 @@ class Turn(NamedTuple):
     cos: Tensor  # [rows, 1, head_dim] float32, contiguous; 1 after the rotated numbers
     sin: Tensor  # [rows, 1, head_dim] float32, contiguous; with the signs of the rotation; 0 after the rotated numbers
     rotated: int  # numbers at the beginning of a head
-
-
-class NormForm(IntEnum):
-    """An RMS norm's order of operations, as in kernels.cpp."""
-
-    ROUNDED = 0  # times the weight, after rounding to the dtype: Llama
-    ONE_MORE = 1  # times 1 + the weight, before rounding: Gemma
-    UNROUNDED = 2  # times the weight, before rounding: OLMo 2
 
 
 class Kernels:
@@ -225,49 +207,5 @@ class Kernels:
 
 def load_kernels(dtype: torch.dtype) -> Kernels | str:
     """Load the kernels for tensors of ``dtype``, one of DTYPES, compiling them if necessary. Returns: them, or why not."""
-    library = _library()
+    library = compiled_library(SOURCE)
     return library if isinstance(library, str) else Kernels(library, dtype)
-
-
-@cache
-def _library() -> ctypes.CDLL | str:
-    compiler = find_compiler()
-    if compiler is None:
-        return "no C++ compiler was found (install g++)"
-    try:
-        return ctypes.CDLL(str(_compiled(compiler, user_cache() / "kernels")))
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines()
-        return f"{compiler} does not compile {SOURCE.name}: {lines[0] if lines else f'status {error.returncode}'}"
-    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
-        return f"{SOURCE.name} cannot be compiled by {compiler}: {error}"
-
-
-def _compiled(compiler: str, folder: Path) -> Path:
-    """Return the shared library, compiled by the first process that needs it for this source, compiler and processor."""
-    version = _run([compiler, "--version"])
-    key = hashlib.sha256(
-        b"".join(file.read_bytes() for file in (SOURCE, *HEADERS)) + "\n".join([*FLAGS, version, _processor()]).encode()
-    )
-    path = folder / f"{key.hexdigest()[:32]}.so"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as beside:
-        made = Path(beside) / path.name
-        _run([compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(made)])
-        os.replace(made, path)  # atomic: other processes may do the same
-    return path
-
-
-def _run(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
-
-
-def _processor() -> str:
-    """Return a text that differs between processors with different instructions: machines may share a home folder."""
-    file = Path("/proc/cpuinfo")
-    if not file.exists():
-        return " ".join(os.uname())
-    lines = set(file.read_text().splitlines())
-    return "\n".join(sorted(line for line in lines if line.startswith(("flags", "Features", "model name"))))

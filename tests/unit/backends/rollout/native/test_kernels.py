@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import Kernels, NormForm, Turn, load_kernels
+from posttrain.backends.rollout.native.kernels import Kernels, Turn, load_kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
+from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import write_tiny_model
 
@@ -276,65 +275,13 @@ def test_prompt_does_not_depend_on_where_it_is_cut(dtype: torch.dtype) -> None:
     assert torch.equal(run((0, 600)), run((0, 211), (211, 600)))
 
 
-@pytest.fixture
-def not_compiled_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder in which nothing is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels_module._library.cache_clear()
-    yield tmp_path / "posttrain" / "kernels"
-    kernels_module._library.cache_clear()
-
-
-def test_compiled_once_for_all_processes(not_compiled_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled(torch.float32)
-    (made,) = not_compiled_yet.iterdir()
-    kernels_module._library.cache_clear()
-    monkeypatch.setattr(
-        kernels_module, "_run", lambda command: subprocess.check_output([command[0], "--version"], text=True)
-    )
-    compiled(torch.float32)
-    assert [*not_compiled_yet.iterdir()] == [made]
-
-
-@pytest.mark.usefixtures("not_compiled_yet")
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_module, "find_compiler", lambda: None)
-    assert load_kernels(torch.float32) == "no C++ compiler was found (install g++)"
+    reason = "no C++ compiler was found (install g++)"
+    monkeypatch.setattr(kernels_module, "compiled_library", lambda source: reason)
+    assert load_kernels(torch.float32) == reason
     token_pass = tiny_pass(tmp_path)
     assert token_pass.decoder is not None and token_pass.decoder.kernels is None
     assert "without compiled kernels, which is slower: no C++ compiler" in token_pass.note
-
-
-def test_compiler_that_fails(not_compiled_yet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled(torch.float32)
-    monkeypatch.setattr(kernels_module, "FLAGS", ("--no-such-flag",))
-    kernels_module._library.cache_clear()
-    reason = load_kernels(torch.float32)
-    assert isinstance(reason, str) and "does not compile kernels.cpp" in reason and "no-such-flag" in reason
-
-
-@pytest.mark.usefixtures("not_compiled_yet")
-def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled(torch.float32)
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(kernels_module, "user_cache", homeless)
-    kernels_module._library.cache_clear()
-    reason = load_kernels(torch.float32)
-    assert isinstance(reason, str) and "cannot be compiled" in reason and "home directory" in reason
-
-
-def test_folder_that_cannot_be_written(not_compiled_yet: Path) -> None:
-    compiled(torch.float32)
-    for made in not_compiled_yet.iterdir():
-        made.unlink()
-    not_compiled_yet.rmdir()
-    not_compiled_yet.write_text("a file")
-    kernels_module._library.cache_clear()
-    reason = load_kernels(torch.float32)
-    assert isinstance(reason, str) and "cannot be compiled" in reason and "kernels" in reason
 
 
 def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
