@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import torch
 from torch import Tensor
 
 from posttrain.errors import ModelError, Problem
+
+GELU_BY_TANH = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +28,42 @@ class Family:
     architecture: gguf.MODEL_ARCH
     neighbours: bool = False  # rows of queries and keys are in the order of neighbouring pairs
     gains: bool = False  # norms hold 1 + weight
+    activation: str = "silu"  # that llama.cpp computes
+    ropes: tuple[str, ...] = ("default",)  # rotary embeddings that a file can say
+    # Those of attention and MLP: llama.cpp reads them where there are any, knows none, or wants all of them.
+    biases: Literal["optional", "none", "all"] = "optional"
+    layer_norm: bool = False  # LayerNorm, not RMSNorm
+    window_ends_text: bool = False  # a window is not in the file, so a text ends with it
+    is_own: bool = False  # its configuration is read by gguf_settings, not by transformers
 
 
 # By ``model_type`` of transformers.
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True),
-    "mistral": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True),
-    "qwen2": Family(gguf.MODEL_ARCH.QWEN2),
-    "qwen3": Family(gguf.MODEL_ARCH.QWEN3),
-    "gemma": Family(gguf.MODEL_ARCH.GEMMA, gains=True),
-    "gemma2": Family(gguf.MODEL_ARCH.GEMMA2, gains=True),
-    "gemma3_text": Family(gguf.MODEL_ARCH.GEMMA3, gains=True),
-    "phi3": Family(gguf.MODEL_ARCH.PHI3),
+    "llama": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True, ropes=("default", "llama3")),
+    "mistral": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True, ropes=("default", "llama3")),
+    "qwen2": Family(gguf.MODEL_ARCH.QWEN2, ropes=("default", "llama3")),
+    "qwen3": Family(gguf.MODEL_ARCH.QWEN3, ropes=("default", "llama3")),
+    "gemma": Family(
+        gguf.MODEL_ARCH.GEMMA, gains=True, activation=GELU_BY_TANH, ropes=("default", "llama3"), is_own=True
+    ),
+    "gemma2": Family(
+        gguf.MODEL_ARCH.GEMMA2, gains=True, activation=GELU_BY_TANH, ropes=("default", "llama3"), is_own=True
+    ),
+    "gemma3_text": Family(
+        gguf.MODEL_ARCH.GEMMA3, gains=True, activation=GELU_BY_TANH, ropes=("default", "llama3", "linear"), is_own=True
+    ),
+    "phi3": Family(gguf.MODEL_ARCH.PHI3, ropes=("default", "longrope"), window_ends_text=True, is_own=True),
+    "granite": Family(gguf.MODEL_ARCH.GRANITE, neighbours=True, is_own=True),
+    "olmo2": Family(gguf.MODEL_ARCH.OLMO2, biases="none", is_own=True),
+    "smollm3": Family(gguf.MODEL_ARCH.SMOLLM3, neighbours=True, biases="none", is_own=True),
+    "starcoder2": Family(
+        gguf.MODEL_ARCH.STARCODER2,
+        activation=GELU_BY_TANH,
+        layer_norm=True,
+        biases="all",
+        window_ends_text=True,
+        is_own=True,
+    ),
 }
 
 

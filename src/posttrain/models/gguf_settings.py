@@ -17,12 +17,22 @@ from transformers import AutoConfig
 from posttrain.errors import ModelError, Problem
 from posttrain.models.gguf_layout import FAMILIES, open_file
 
-GEMMAS = ("gemma", "gemma2", "gemma3_text")
 # Every n-th layer sees the whole text, the others a window; and the numbers of layers of the largest models, which llama.cpp
 # divides by the root of width / heads, where it takes that of the heads' width otherwise.
 WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
 LARGEST = {"gemma2": 46, "gemma3_text": 62}
 LOCAL_ROPE_THETA = 10000.0
+# Every so many layers one of SmolLM3 has no positions.
+WITHOUT_POSITIONS = 4
+# Settings that say that there are biases, and a tensor that has one then
+BIASES = {"granite": {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}}
+# Granite's factors, by the name in its configuration, and in GGUF
+FACTORS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 
 
 def check_family(config: Any) -> None:
@@ -31,10 +41,8 @@ def check_family(config: Any) -> None:
     if kind not in FAMILIES:
         what = f"models of type {kind} are not written as GGUF here (known: {', '.join(FAMILIES)})"
         raise ModelError(Problem(what, fix="convert the exported folder with llama.cpp's convert_hf_to_gguf.py"))
-    rope = _rope(config)
-    known = ("default", "llama3", "linear") if kind == "gemma3_text" else ("default", "llama3")
-    known = ("default", "longrope") if kind == "phi3" else known
-    if rope.get("rope_type", "default") not in known:
+    rope, family = _rope(config), FAMILIES[kind]
+    if rope.get("rope_type", "default") not in family.ropes:
         raise ModelError(
             Problem(f"rotary embeddings of type {rope['rope_type']} are not written as GGUF here for {kind}")
         )
@@ -43,13 +51,25 @@ def check_family(config: Any) -> None:
         raise ModelError(
             Problem(f"this {kind} model attends to the last {window} tokens only, which its GGUF cannot say")
         )
-    # Llama.cpp's gelu is the approximation by tanh
-    wanted = "gelu_pytorch_tanh" if kind in GEMMAS else "silu"
+    if family.biases != "optional":
+        said = [name for name in ("attention_bias", "mlp_bias", "use_bias") if getattr(config, name, None)]
+        if bool(said) != (family.biases == "all"):
+            what = "with biases" if family.biases == "all" else "without biases"
+            raise ModelError(Problem(f"llama.cpp computes {kind} {what}, and this model is configured otherwise"))
+    wanted = family.activation  # llama.cpp's gelu is the approximation by tanh
     act = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None) or wanted
     if act != wanted:
         raise ModelError(Problem(f"llama.cpp computes {kind} with the activation {wanted}, this model with {act}"))
     if kind in WINDOW_PATTERN:
         _check_gemma(config)
+    if kind == "smollm3" and list(config.no_rope_layers) != (wanted_layers := with_positions(config.num_hidden_layers)):
+        what = f"llama.cpp computes smollm3 with no_rope_layers {wanted_layers}, and this model is configured otherwise"
+        raise ModelError(Problem(what))
+
+
+def with_positions(layers: int) -> list[int]:
+    """SmolLM3's no_rope_layers, as llama.cpp takes them: 1 for a layer with positions, 0 for one without."""
+    return [int((layer + 1) % WITHOUT_POSITIONS != 0) for layer in range(layers)]
 
 
 def _check_gemma(config: Any) -> None:
@@ -115,7 +135,10 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length(width)
     writer.add_rope_dimension_count(rotated(config))
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if FAMILIES[kind].layer_norm:
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     if kind in WINDOW_PATTERN:
         writer.add_sliding_window(config.sliding_window)
@@ -123,6 +146,9 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         # Zero says: none. llama.cpp takes 50 and 30 where nothing is written.
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping or 0.0)
         writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
+    if kind == "granite":
+        for name, key in FACTORS.items():
+            writer.add_float32(f"{gguf.MODEL_ARCH_NAMES[FAMILIES[kind].architecture]}.{key}", getattr(config, name))
     if kind == "gemma3_text":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if rope.get("rope_type") == "linear":
@@ -134,10 +160,10 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def context_length(config: Any) -> int:
-    """The most tokens that llama.cpp computes as transformers does: Phi-3's window is not in a GGUF, so a text ends with it."""
+    """The most tokens that llama.cpp computes as transformers does: where a window is not in the GGUF, a text ends with it."""
     longest = int(config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
-    return min(longest, int(window)) if config.model_type == "phi3" and window else longest
+    return min(longest, int(window)) if FAMILIES[config.model_type].window_ends_text and window else longest
 
 
 def original_context(config: Any) -> int:
@@ -160,13 +186,13 @@ def longrope_attention(config: Any) -> float:
 
 
 def read_settings(file: Path) -> Any | None:
-    """The configuration of a model of Gemma or Phi; None for another architecture, whose file transformers reads whole.
+    """The configuration of a model of a family that ``is_own``; None for another architecture, whose file transformers reads.
 
-    transformers' own reading knows no Gemma 1 and leaves settings of Gemma 2 and 3 at those of one size.
+    transformers' own reading knows no Gemma 1, Granite, OLMo 2 or SmolLM3, and leaves settings of others at those of one size.
     """
     reader = open_file(file)
     architecture = reader.fields["general.architecture"].contents()
-    kinds = {gguf.MODEL_ARCH_NAMES[FAMILIES[kind].architecture]: kind for kind in (*GEMMAS, "phi3")}
+    kinds = {gguf.MODEL_ARCH_NAMES[family.architecture]: kind for kind, family in FAMILIES.items() if family.is_own}
     if architecture not in kinds:
         return None
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -184,14 +210,24 @@ def read_settings(file: Path) -> Any | None:
         "num_attention_heads": value("attention.head_count"),
         "num_key_value_heads": value("attention.head_count_kv"),
         "head_dim": width or value("embedding_length") // value("attention.head_count"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
     }
+    if FAMILIES[kind].layer_norm:
+        found["norm_epsilon"] = value("attention.layer_norm_epsilon")
+    else:
+        found["rms_norm_eps"] = value("attention.layer_norm_rms_epsilon")
     names = {"bos": "bos", "eos": "eos", "pad": "padding"}
     ids = {name: reader.fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     found |= {f"{name}_token_id": None if field is None else field.contents() for name, field in ids.items()}
+    found |= {name: f"blk.0.{part}.bias" in tensors for name, part in BIASES.get(kind, {}).items()}
+    if kind == "granite":
+        found |= {name: value(key) for name, key in FACTORS.items()}
+    if kind == "smollm3":
+        found["no_rope_layers"] = with_positions(found["num_hidden_layers"])
+    if kind == "starcoder2":
+        found["sliding_window"] = None  # the context ends with it
     if kind == "phi3":
         found["rope_parameters"] |= _phi_rope(value, tensors, found["head_dim"])
         found["original_max_position_embeddings"] = value(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.errors import ModelError, Problem
@@ -83,7 +83,7 @@ def read_tokenizer(file: Path, *, own: bool) -> PreTrainedTokenizerBase:
     """
     fields = open_file(file).fields
     said = {name.removeprefix("tokenizer.ggml."): field for name, field in fields.items() if "tokenizer.ggml." in name}
-    if "merges" not in said and "model" in said and said["model"].contents() == "gpt2":
+    if (own or "merges" not in said) and "model" in said and said["model"].contents() == "gpt2":
         return _read_bytes(fields, said)
     if not own:
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -98,12 +98,14 @@ def read_tokenizer(file: Path, *, own: bool) -> PreTrainedTokenizerBase:
 def _read_bytes(
     fields: Mapping[str, gguf.ReaderField], said: Mapping[str, gguf.ReaderField]
 ) -> PreTrainedTokenizerBase:
-    """Tokens that are bytes and special ones: without merges, which transformers asks for, since GGUF has no empty lists."""
+    """A tokenizer of bytes. transformers wants merges, where GGUF has no empty lists, and reads some architectures only."""
+    merges = [tuple(pair.split(" ")) for pair in said["merges"].contents()] if "merges" in said else []
+    cutting = said["pre"].contents() if merges else "bytes"
     tokens, kinds = said["tokens"].contents(), said["token_type"].contents()
     whole = [gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED]
-    vocab = {token: n for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind not in whole}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocab = {token: n for n, token in enumerate(tokens)}  # the special ones as well, which keep their ids so
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=cutting == "llama-bpe"))
+    backend.pre_tokenizer = pre_tokenizer_called(cutting)
     backend.decoder = decoders.ByteLevel()
     for token, kind in zip(tokens, kinds, strict=True):
         if kind in whole:
@@ -138,6 +140,20 @@ def pre_tokenizer_name(state: dict[str, Any] | None) -> str:
             if pattern in SPLITS and before[0]["behavior"] == "Isolated":
                 return SPLITS[pattern]
     raise ModelError(_unknown("cuts text into words in a way that llama.cpp has no name for"))
+
+
+def pre_tokenizer_called(name: str) -> pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer that ``pre_tokenizer_name`` calls so; ``bytes`` cuts nothing. Raises: ValueError for another name."""
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    splits = {called: pattern for pattern, called in SPLITS.items()}
+    if name in splits:
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(splits[name]), "isolated"), whole])
+    known: dict[str, pre_tokenizers.PreTokenizer] = {"bytes": whole, "gpt-2": words}
+    known["smollm"] = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    if name not in known:
+        raise ValueError(f"the tokenizer cuts text as llama.cpp's {name}, which is not read here")
+    return known[name]
 
 
 def _unknown(what: str) -> Problem:

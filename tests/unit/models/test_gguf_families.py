@@ -1,8 +1,8 @@
-"""Gemma and Phi as GGUF files: read back equal, and the same log-probs and tokens as llama.cpp's.
+"""Gemma, Phi, Granite, OLMo 2, SmolLM3 and Starcoder 2 in GGUF: read back equal, same log-probs and tokens as llama.cpp.
 
 ``llama_cpp.json`` holds what llama.cpp gives for the files that this test writes: the number of tokens of TEXT, and the twenty
 most likely tokens after the first 40 and after all of them. It was recorded with xllamacpp 2026.10.11549 (llama.cpp's server in
-Python: ``handle_completions`` with ``n_probs``, cache in float32, 256 and 512 tokens of context).
+Python: ``handle_completions`` with ``n_probs``, cache in float32, no flash attention, 256 and 512 tokens of context).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from posttrain.errors import ModelError
@@ -22,6 +22,7 @@ from posttrain.models.chat import load_gguf
 from posttrain.models.gguf_file import write_gguf
 from posttrain.models.gguf_pieces import UNMERGED, general_name, space_in_front
 from posttrain.models.gguf_settings import check_family, context_length, longrope_attention
+from posttrain.models.gguf_tokenizer import pre_tokenizer_called, pre_tokenizer_name
 from posttrain.models.tiny import draw_weights, write_tiny_model
 
 RECORDED = json.loads(Path(__file__).with_name("llama_cpp.json").read_text())
@@ -81,6 +82,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"num_hidden_layers": 2, "original_max_position_embeddings": 256, "rope_parameters": LONGROPE},
     ),
+    "granite": (
+        "granite",
+        {
+            "num_hidden_layers": 2,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-biases": ("granite", {"num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {"num_hidden_layers": 2, "rms_norm_eps": 1e-3}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", {"num_hidden_layers": 2, "norm_epsilon": 1e-3, "sliding_window": 400}),
 }
 
 
@@ -114,10 +130,43 @@ def pieces(*, in_front: bool) -> PreTrainedTokenizerFast:
     )
 
 
+# By the model type: llama.cpp's name of the rule by which its text is cut.
+CUTS = {"granite": "gpt-2", "olmo2": "qwen2", "smollm3": "llama-bpe", "starcoder2": "smollm"}
+
+
+def byte_level(cut: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with merges, which cuts text by a rule that llama.cpp calls ``cut``."""
+    marks = ["<|user|>", "<|end|>", "</s>"]
+    merges = [
+        ("Ġ", "t"),
+        ("h", "e"),
+        ("Ġt", "he"),
+        ("i", "s"),
+        ("e", "n"),
+        ("1", "2"),
+        ("e", "r"),
+        ("Ġ", "w"),
+        ("Ġ", "="),
+    ]
+    merges += [("t", "he"), ("t", "en"), (":", "Ċ"), ("e", "Ġw"), ("3", "4")]
+    tokens = [*marks, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizer_called(cut)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(marks)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="</s>",
+        chat_template="{% for message in messages %}<|user|>\n{{ message['content'] }}<|end|>\n{% endfor %}",
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def write(folder: Path, name: str) -> Path:
     """Write the model MODELS[name] and its tokenizer; GGUF's file beside it."""
     kind, settings = MODELS[name]
-    tokenizer = pieces(in_front=kind == "phi3")
+    tokenizer = byte_level(CUTS[kind]) if kind in CUTS else pieces(in_front=kind == "phi3")
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = AutoConfig.for_model(kind, vocab_size=len(tokenizer) + 3, **ids, **SIZES, **settings)
     with torch.random.fork_rng(devices=[]):
@@ -125,8 +174,10 @@ def write(folder: Path, name: str) -> Path:
     draw_weights(model, 0)
     with torch.no_grad():
         for key, weight in model.named_parameters():
-            if kind != "phi3" and key.endswith("norm.weight"):
+            if kind.startswith("gemma") and key.endswith("norm.weight"):
                 weight.sub_(0.75)  # gains of 1.25 instead of 2
+            if key.endswith("bias"):
+                weight.add_(torch.linspace(-0.2, 0.2, len(weight)))
     model.save_pretrained(folder / name)
     tokenizer.save_pretrained(folder / name)
     assert write_gguf(folder / name, folder / f"{name}.gguf", "f32").largest_error == 0.0
@@ -149,10 +200,9 @@ def test_a_file_computes_as_llama_cpp_and_as_the_model(tmp_path: Path, name: str
             given = torch.tensor([ids[:length]])
             wanted, found = (each(given).logits[0, -1].log_softmax(-1) for each in (model, read))
         assert torch.allclose(found, wanted, atol=1e-5)  # 1 + weight is rounded, and 1 is taken off again
-        # llama.cpp looks GELU up in a table of half precision; Phi's SiLU is computed
-        assert max(abs(value - float(found[int(key)])) for key, value in top.items()) < (
-            1e-4 if name.startswith("phi3") else 1e-2
-        )
+        # llama.cpp looks GELU up in a table of half precision; SiLU is computed
+        bound = 1e-2 if name.startswith(("gemma", "starcoder")) else 1e-4
+        assert max(abs(value - float(found[int(key)])) for key, value in top.items()) < bound
         assert len(top) == 20
 
 
@@ -193,6 +243,19 @@ def test_factors_of_longrope_and_windows_of_phi() -> None:
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping null"),
         ("gemma", {"hidden_act": "silu"}, "with the activation gelu_pytorch_tanh, this model with silu"),
         ("llama", {"hidden_act": "gelu"}, "with the activation silu"),
+        (
+            "starcoder2",
+            {"hidden_act": "gelu"},
+            "starcoder2 with the activation gelu_pytorch_tanh, this model with gelu",
+        ),
+        ("starcoder2", {"use_bias": False}, "starcoder2 with biases"),
+        ("olmo2", {"attention_bias": True}, "olmo2 without biases"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1]}, r"with no_rope_layers \[1, 1, 1\]"),
+        (
+            "granite",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "of type yarn are not written as GGUF here for granite",
+        ),
         ("phi3", {"rope_parameters": {"rope_type": "llama3"}}, "of type llama3 are not written as GGUF here for phi3"),
     ],
 )
@@ -220,6 +283,14 @@ def test_how_text_is_prepared() -> None:
     # Only in front of a whole text, not behind marks: llama.cpp knows no such rule
     assert space_in_front({"normalizer": None, "pre_tokenizer": metaspace | {"prepend_scheme": "first"}}) is None
     assert space_in_front({"normalizer": {"type": "NFKC"}}) is None
+
+
+@pytest.mark.parametrize("cut", CUTS.values())
+def test_the_rule_by_which_text_is_cut_is_read_as_it_was_written(cut: str) -> None:
+    state = json.loads(byte_level(cut).backend_tokenizer.to_str())["pre_tokenizer"]
+    assert pre_tokenizer_name(state) == cut
+    with pytest.raises(ValueError, match=r"as llama\.cpp's falcon, which is not read here"):
+        pre_tokenizer_called("falcon")
 
 
 def test_a_tokenizer_of_bytes_without_merges_is_read(tmp_path: Path) -> None:
