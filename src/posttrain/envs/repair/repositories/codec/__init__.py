@@ -1,0 +1,1 @@
+"""Codes for texts and numbers."""

@@ -1,0 +1,1 @@
+"""Maps of squares: walls (#) and ways (.)."""

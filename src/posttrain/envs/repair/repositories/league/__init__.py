@@ -1,0 +1,1 @@
+"""A league: games, points and places."""

@@ -1,0 +1,1 @@
+"""Plans: tasks that wait for others."""

@@ -1,0 +1,1 @@
+"""Spans of whole numbers: [first, end], the end not included."""

@@ -1,0 +1,1 @@
+"""A store: what is there, and what it costs."""
