@@ -39,6 +39,11 @@ class Refused(Exception):
 
 def word_problems(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for every unknown parameter, and for values that are not supported."""
+    options = body.get("stream_options")
+    if options is not None and (
+        not isinstance(options, Mapping) or options.get("include_usage") not in (None, True, False)
+    ):
+        yield f'stream_options is {json.dumps(options)[:60]}; use {{"include_usage": true}}'
     for name, value in body.items():
         if name in NEUTRAL and value not in (None, NEUTRAL[name]):
             yield f"{name}={json.dumps(value)[:60]} is not supported"
@@ -63,6 +68,10 @@ def tool_problems(body: Mapping[str, Any]) -> Iterator[str]:
         function = tool.get("function", tool)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             yield f"tools[{place}] is no function with a name"
+        elif not isinstance(function.get("parameters") or {}, dict):
+            yield f"tools[{place}].parameters must be an object, a JSON schema"
+        elif not isinstance(function.get("description") or "", str):
+            yield f"tools[{place}].description must be a text"
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         yield f"tool_choice is {json.dumps(choice)[:60]}; use auto (the model chooses) or none (no tools are offered)"
 

@@ -74,7 +74,8 @@ def tokens_of(batch: SequenceBatch, *, share_prompts: bool = True) -> int:
     responses = int(batch.response_lengths.sum())
     if not share_prompts:
         return responses + int(batch.prompt_lengths.sum())
-    return responses + sum(int(batch.prompt_lengths[run[0]]) for run in rows_sharing_a_prompt(batch))
+    prompts = batch.prompt_lengths.tolist()
+    return responses + sum(prompts[run[0]] for run in rows_sharing_a_prompt(batch))
 
 
 def in_row_order(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:

@@ -124,7 +124,7 @@ def rows_sharing_a_prompt(batch: SequenceBatch) -> Iterator[list[int]]:
     """Yield row numbers, in order, in runs of one group and one prompt. A row without a response is its own run."""
     if not len(batch):
         return
-    prompts, has_response = batch.tokens[:, : batch.prompt_width], batch.response_mask.any(dim=1)
+    prompts, has_response = batch.tokens[:, : batch.prompt_width], batch.response_lengths > 0
     # [B - 1]: the row shares the prompt of the one before it
     shares = (
         (batch.group_index[1:] == batch.group_index[:-1])

@@ -54,6 +54,9 @@ def as_chat(body: Any) -> dict[str, Any]:
     text = body.get("text") or {}
     if not isinstance(text, dict) or set(text) - {"format", "verbosity"}:
         problems.append("text must be an object with a format")
+    include = body.get("include")
+    if include is not None and not (isinstance(include, list) and all(isinstance(one, str) for one in include)):
+        problems.append(f"include is {json.dumps(include)[:60]}; use a list of texts")
     if problems:
         raise Refused("; ".join(problems))
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}

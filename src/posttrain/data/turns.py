@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from posttrain.data.raw_prompts import raw_prompt_ids
 from posttrain.data.templates import ids_of, render
 from posttrain.data.tool_forms import DEFAULT
 from posttrain.data.tool_forms.written import as_message, decoded, history_of, probe_message, special_ids
@@ -76,6 +77,9 @@ class TemplateTurns:
         skipped = self._end_of_turn(tail_ids, ids_of(self.tokenizer, closing), end, skip=ended or not self.close_turns)
         return Following(kept, (*ids_of(self.tokenizer, lost), *tail_ids[skipped:])), unchanged
 
+    def raw_ids(self, prompt: str | tuple[int, ...], *, begins: bool) -> tuple[int, ...]:
+        return raw_prompt_ids(self.tokenizer, prompt, begins=begins)
+
     def images_of(self, messages: Sequence[Message]) -> PromptImages | None:
         return self.images.of(messages)
 
@@ -131,6 +135,9 @@ class OneMessageTurns:
         for message in TurnImages().placed(observations):
             ids += ids_of(self.tokenizer, content_of(message))
         return Following(kept, tuple(ids)), True
+
+    def raw_ids(self, prompt: str | tuple[int, ...], *, begins: bool) -> tuple[int, ...]:
+        return raw_prompt_ids(self.tokenizer, prompt, begins=begins)
 
     def images_of(self, messages: Sequence[Message]) -> PromptImages | None:
         return None

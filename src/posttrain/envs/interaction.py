@@ -15,6 +15,7 @@ from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.libraries.own_code import Calls, load
 from posttrain.registry import ENVS
 from posttrain.rewards.scorers.gsm8k import extract
+from posttrain.settings import NonNegativeInt, PositiveInt
 
 
 @ENVS.register("interaction")
@@ -23,8 +24,8 @@ def interaction(
     *,
     interactions: Sequence[Mapping[str, Any]],
     tools: Sequence[str | Mapping[str, Any]] = (),
-    max_calls_per_turn: int | None = None,
-    max_result_characters: int = 2000,
+    max_calls_per_turn: NonNegativeInt | None = None,
+    max_result_characters: PositiveInt = 2000,
     cut: Literal["end", "start", "middle"] = "end",
 ) -> Env:
     """The row's conversation, with replies from the interaction that the row's ``interaction_kwargs`` name, and from tools that

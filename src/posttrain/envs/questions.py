@@ -19,6 +19,7 @@ from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
 from posttrain.libraries import math_verify
 from posttrain.registry import ENVS
 from posttrain.rewards.latex_text import same_latex
+from posttrain.settings import NonNegativeInt
 
 # The last box, with braces two deep inside.
 BOXED = r".*\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
@@ -34,7 +35,7 @@ def questions(
     answer_column: str = "answer",
     grader: Literal["math", "text"] = "math",
     tools: Sequence[str | Mapping[str, Any]] = (),
-    max_calls: int | None = None,
+    max_calls: NonNegativeInt | None = None,
     call_reward: float = 0.0,
     failed_call_reward: float = 0.0,
     **wording: Unpack[TextGameWording],

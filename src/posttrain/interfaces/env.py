@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from posttrain.records.trajectories import Trajectory, Unfinished
+from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 # A chat message: role and content, and further keys of the chat template (name, tool_call_id, …).
 Message = Mapping[str, Any]
@@ -34,6 +34,9 @@ class EnvSpec:
     max_turns: int | None = None  # the run's limit; None: no limit
     tool_call_form: str = "hermes"  # in which the model writes tool calls: a name in TOOL_FORMS
     saves: bool = False  # its state comes with every answer, where it is a SavedEnv
+    # For an AskingEnv: the distribution that its turns are drawn from, and which of a turn's options the sampler honours.
+    sampling: SamplingParams | None = None
+    honours: Sequence[str] = ()  # of stop, seed
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -111,16 +114,30 @@ class EnvRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """Sampling options of one turn. They change neither the distribution nor what is recorded of it."""
+
+    stop: tuple[str, ...] = ()  # texts that end the turn, beside the run's
+    seed: int | None = None  # of its draws; None: the run's
+    draws_as: str = ""  # with a seed, the name that its draws depend on
+    top_logprobs: int = 0  # likeliest tokens to report at every place
+    prompt_logprobs: bool = False  # report the log-probs of its prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvAsk:
     """A turn that an ``AskingEnv`` asks for; others of the episode may be waiting beside it."""
 
     turn: str  # its name, which no other turn of the episode has
     line: int  # its conversation; a known number continues behind that one's last answer
     messages: Sequence[Message]  # of a new conversation, all; else those that follow its last answer
+    # In place of messages: a text or token ids that no template renders; of a known conversation, what follows its last answer
+    prompt: str | tuple[int, ...] | None = None
     tools: Sequence[Tool] = ()  # of a new conversation
     max_response_tokens: int | None = None  # limit of the turn, when below the run's
     # False: a conversation of another player, whom the policy plays, too; none of its tokens is trained or measured.
     trained: bool = True
+    options: TurnOptions = TurnOptions()
 
 
 @dataclass(frozen=True, slots=True)

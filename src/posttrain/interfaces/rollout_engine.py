@@ -32,7 +32,6 @@ class Request:
     prompt_logprobs: bool = False  # report the log-probs of its prompt's tokens, and its likeliest ones, too
     grammar: str = ""  # that its text is kept within, by engines that can (libraries.grammars); "": none
     begun: Unfinished | None = None  # tokens sampled before, which the response continues
-    pauses: bool = False  # at max_response_tokens it is to be continued: its cache is kept for ``take_cache``
 
     @property
     def draw_name(self) -> str:
@@ -53,10 +52,13 @@ def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> N
             raise ValueError(f"{request.sample_id} is already in progress")
         if not request.token_ids or request.max_response_tokens < 1:
             raise ValueError(f"{request.sample_id}: the prompt and the response need at least one token each")
-        if request.begun is not None and (request.top_logprobs or request.prompt_logprobs or request.grammar):
+        if request.begun is not None and (request.prompt_logprobs or request.grammar):
             raise ValueError(
-                f"{request.sample_id}: a continued response reports no log-probs of its prompt and no likeliest tokens, and "
-                "follows no grammar"
+                f"{request.sample_id}: a continued response reports no log-probs of its prompt, and follows no grammar"
+            )
+        if request.begun is not None and request.top_logprobs and not request.begun.has_top_logprobs:
+            raise ValueError(
+                f"{request.sample_id}: the likeliest tokens at the places that it has already are not known"
             )
         names.add(request.sample_id)
 
@@ -131,10 +133,6 @@ class ResumableStream(RequestStream, Protocol):
     def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
         """Drop all requests and return their progress, in the order of submission. A request whose ``begun`` is the result
         continues it, in this stream or another. ``keep_cache`` is for engines registered with ``keeps_cache=True``."""
-        ...
-
-    def take_cache(self, sample_id: str) -> object:
-        """The cache of a response that ended at its pause; None for any other."""
         ...
 
 

@@ -49,6 +49,13 @@ class TurnWriter(Protocol):
         """
         ...
 
+    def raw_ids(self, prompt: str | tuple[int, ...], *, begins: bool) -> tuple[int, ...]:
+        """Return the token ids of a prompt that no template renders, or with ``begins`` False of what follows one.
+
+        Raises: DataError as data.raw_prompts.
+        """
+        ...
+
     def images_of(self, messages: Sequence[Message]) -> PromptImages | None:
         """Return the images of a conversation, whose tokens are among those rendered; None without any.
 

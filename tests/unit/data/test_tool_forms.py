@@ -39,6 +39,14 @@ CALLS = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ f.name }}:0<|tool_call_argument_begin|>"
         "{{ f.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>"
     ),
+    "kimi_k3": (
+        '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="{{ f.name }}" index="1"<|sep|>'
+        "{% for k, v in f.arguments.items() %}"
+        "{% set t = 'string' if v is string else 'null' if v is none else 'boolean' if v is boolean else 'number' if v is number "
+        "else 'object' if v is mapping else 'array' %}"
+        '<|open|>argument key="{{ k }}" type="{{ t }}"<|sep|>{{ v if v is string else v | tojson }}<|close|>argument<|sep|>'
+        "{% endfor %}<|close|>call<|sep|><|close|>tools<|sep|>"
+    ),
     "deepseek": (
         "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments }}"  # a text
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
@@ -83,6 +91,9 @@ ARGUMENTS = {
     "tags": ["x", "y, z"],
     "share": None,
 }
+K3_CALL = (
+    '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument {}<|close|>argument<|sep|><|close|>call<|sep|>'
+)
 SCHEMAS = schemas_of([TOOL])
 
 
@@ -156,6 +167,12 @@ def test_tokens_stay_as_sampled_where_the_marks_are_special_tokens(form: str) ->
         ("kimi", "<|tool_call_begin|>f{}<|tool_call_end|>", "a tool call is written functions.NAME:0"),
         ("kimi", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{", "the arguments are not JSON"),
         ("kimi", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>[1]", "the arguments must be an object"),
+        ("kimi_k3", "<|open|>tools<|sep|>f()<|close|>tools<|sep|>", 'a tool call is written <|open|>call tool="NAME"'),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call index="1"<|sep|>', "names no function"),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="f"<|sep|>x=1', "'x=1' is outside"),
+        ("kimi_k3", K3_CALL.format('key="a" type="number"<|sep|>five'), "the argument 'a' is not JSON"),
+        ("kimi_k3", K3_CALL.format('type="string"<|sep|>five'), "an argument has no key"),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>json<|sep|>[1]', "must be an object"),
         ("deepseek", "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>", "has <｜tool▁sep｜> between"),
         ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}", "in a block of ```json"),
         ("deepseek", "<｜DSML｜function_calls>f", "a tool call is written <｜DSML｜invoke"),
@@ -204,6 +221,27 @@ def test_older_and_newer_ways_of_a_family() -> None:
     harmony = '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"limit": 5}<|call|>'
     assert calls_of("gpt_oss", harmony, {})[0].arguments == {"limit": 5}
     assert calls_of("gpt_oss", "<|channel|>final<|message|>4<|return|>", {}) == []
+
+
+def test_kimi_k3_writes_several_calls_of_a_block_and_its_thoughts_before_it() -> None:
+    """As published: thoughts that the prompt has opened, the answer, then all calls in one block; attributes are escaped."""
+    reply = (
+        'I call <|open|>tools<|sep|><|open|>call tool="no"<|sep|><|close|>call<|sep|><|close|>tools<|sep|> soon'
+        "<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="a &amp; b" index="1"<|sep|><|open|>argument key="x&quot;y" type="string"<|sep|> 1\n'
+        '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="c" index="2"<|sep|><|open|>json type="object"<|sep|>'
+        '{"k": [1]}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>'
+    )
+    assert calls_of("kimi_k3", reply, {}) == [
+        ToolCall(name="a & b", arguments={'x"y': " 1\n"}), ToolCall(name="c", arguments={"k": [1]})
+    ]  # fmt: skip
+
+
+def test_kimi_k2_with_the_singular_name_of_its_section() -> None:
+    call = "<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}"
+    reply = f"Yes.<|tool_call_section_begin|>{call}<|tool_call_section_end|>"
+    assert calls_of("kimi", reply, {}) == [ToolCall(name="f", call_id="functions.f:1")]
+    assert text_before_calls("kimi", reply) == "Yes."
 
 
 def test_calls_in_thoughts_are_not_run() -> None:

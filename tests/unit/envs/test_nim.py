@@ -78,6 +78,15 @@ def test_the_policy_takes_both_sides_and_one_is_trained() -> None:
     assert "I take 2. 3 left." in trajectory.text, "the other side's move is read, and not trained"
 
 
+def test_the_seed_draws_the_stones_and_the_rules_can_be_others() -> None:
+    seen = set()
+    for seed in range(20):
+        env, events = nim(EnvSpec(name="nim"), stones=[5, 9], begins="player", instruction=""), []
+        env.begin(seed, events.append)
+        seen.add(events[0].messages[0]["content"])  # type: ignore[attr-defined]
+    assert seen == {"5 left.", "9 left."}
+
+
 def test_it_needs_a_process_of_its_own() -> None:
     environment = EnvironmentConfig(name="nim", train_episodes=8, workers=0)
     config = RunConfig(model=ModelConfig(path="m"), data=DataConfig(train_files=[]), environment=environment)
@@ -85,6 +94,14 @@ def test_it_needs_a_process_of_its_own() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    for settings in ({"most": 13}, {"opponent": "nobody"}, {"begins": "me"}):
+    for settings in (
+        {"most": 13},
+        {"stones": []},
+        {"stones": [9, 2]},
+        {"stones": 3},
+        {"stones": 3, "begins": "opponent"},
+        {"opponent": "nobody"},
+        {"begins": "me"},
+    ):
         with pytest.raises(ConfigError):
             nim(EnvSpec(name="nim"), **settings)  # type: ignore[arg-type]

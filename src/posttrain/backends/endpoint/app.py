@@ -20,22 +20,16 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.backends.endpoint.body import read_body
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
-from posttrain.backends.endpoint.request import (
-    EchoedPrompt,
-    EndpointRequest,
-    answer,
-    choice_of,
-    logprobs_of,
-    read,
-    shown_text,
-)
 from posttrain.backends.endpoint.sampling import Asking, Sampling
 from posttrain.backends.endpoint.sessions import Sessions, SessionTurn
 from posttrain.data.chat_api import Refused, check_model, error_body
+from posttrain.data.openai_api.answer import EchoedPrompt, LiveAnswer, answer, shown_text
+from posttrain.data.openai_api.own_sampling import Honours
+from posttrain.data.openai_api.request import EndpointRequest, read
+from posttrain.data.raw_prompts import raw_prompt_ids
 from posttrain.data.responses_api import as_chat, as_response
 from posttrain.data.stream_events import AnswerEvents, events_of, failed, in_one_piece
-from posttrain.data.text_pieces import TextPieces
-from posttrain.data.tool_forms import DEFAULT, openings_of
+from posttrain.data.tool_forms import DEFAULT
 from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
 from posttrain.libraries import json_text
@@ -56,13 +50,8 @@ class EndpointPlan:
     token: str
     sampling: SamplingParams
     max_prompt_tokens: int
-    any_sampling: bool
-    seeds: bool = False  # the sampler draws by the seed of a request
-    samplings: bool = False  # and from its distribution
-    tops: bool = False  # and reports the likeliest tokens
-    echoes: bool = False  # and the log-probs of its prompt
-    grammars: bool = False  # and keeps a response within a grammar
-    streams: bool = False  # and the tokens of a response while it is sampled
+    honours: Honours
+    streams: bool = False  # the sampler reports the tokens of a response while it is sampled
     session_header: str
     max_sessions: int
     tool_call_form: str = DEFAULT
@@ -145,18 +134,7 @@ class Endpoint:
         try:
             body = await _body(http, self._largest_body)
             body = as_chat(body) if as_items else body
-            plan = self._plan
-            asked = read(
-                body,
-                plan.sampling,
-                chat=chat,
-                any_sampling=plan.any_sampling,
-                seeds=plan.seeds,
-                samplings=plan.samplings,
-                tops=plan.tops,
-                echoes=plan.echoes,
-                grammars=plan.grammars,
-            )
+            asked = read(body, self._plan.sampling, chat=chat, honours=self._plan.honours)
             check_model(body, self._plan.model)
             return await self._sampled(http, asked, as_items=as_items)
         except Refused as refused:
@@ -229,37 +207,33 @@ class Endpoint:
 
     async def _live(self, asking: Asking, sampling: Sampling, events: AnswerEvents) -> AsyncIterator[str]:
         """Yield the events of an answer while it is sampled. One that fails, or whose client leaves, is given up."""
-        form, asked = self._plan.tool_call_form, asking.asked
-        pieces = [self._pieces(asking) for _ in sampling.names]
+        live = LiveAnswer(
+            events,
+            asking.asked,
+            len(sampling.names),
+            form=self._plan.tool_call_form,
+            decode=self._writer.text_of,
+            text_of=self._text_of,
+            echoes=self._echoes(asking),
+        )
         try:
-            for place, text in enumerate(self._echoes(asking)):
-                for event in events.piece(place, text):
-                    yield event
+            for event in live.begin():
+                yield event
             while (grown := await sampling.next_grown()) is not None:
                 place, progress = grown
                 if isinstance(progress, Unfinished):
-                    text = pieces[place].add(progress.token_ids)
-                    found = events.piece(place, text, logprobs_of(asked, progress, self._text_of))
+                    found = live.grown(place, progress)
                 else:
-                    response = self._checked(progress)
-                    choice = choice_of(place, asked, response, form, self._text_of)
-                    text = choice["message"]["content"] if "message" in choice else choice["text"]
-                    sent = sampling.seen[place]
-                    logprobs = logprobs_of(asked, response, self._text_of, sent)
-                    found = events.finished(choice, pieces[place].rest(text or ""), logprobs)
+                    found = live.ended(place, self._checked(progress))
                 for event in found:
                     yield event
-            for event in events.end(self._told(asking, sampling.responses())):
+            for event in live.end(self._told(asking, sampling.responses())):
                 yield event
         except (Refused, Closed) as error:
             status = error.status if isinstance(error, Refused) else 503
             yield failed(str(error) or "the endpoint is closing", status)
         finally:
             sampling.give_up()
-
-    def _pieces(self, asking: Asking) -> TextPieces:
-        opening = openings_of(self._plan.tool_call_form) if asking.asked.tools else ()
-        return TextPieces(self._writer.text_of, stops=asking.asked.stop, opening=opening)
 
     def _echoes(self, asking: Asking) -> list[str]:
         """Return the text that each answer begins with, where the request asks for its prompt."""
@@ -328,15 +302,7 @@ class Endpoint:
         if asked.messages is not None:
             ids, continues = self._sessions.prompt_of(session, asked.messages, asked.tools)
             return [ids], continues
-        return [self._ids(prompt) for prompt in asked.prompts], False
-
-    def _ids(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return tuple(self._tokenizer(prompt, verbose=False)["input_ids"])
-        size = len(self._tokenizer)
-        if not all(0 <= token < size for token in prompt):
-            raise Refused(f"prompt holds a token id outside 0 to {size - 1}")
-        return prompt
+        return [raw_prompt_ids(self._tokenizer, prompt) for prompt in asked.prompts], False
 
 
 async def _unknown(http: HttpRequest, error: Exception) -> Response:

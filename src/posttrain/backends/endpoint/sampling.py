@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from posttrain.backends.endpoint.driver import Driver
-from posttrain.backends.endpoint.request import EndpointRequest
 from posttrain.data.chat_api import Refused
+from posttrain.data.openai_api.request import EndpointRequest
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.trajectories import Trajectory, Unfinished
 
@@ -52,7 +52,6 @@ class Sampling:
     def __init__(self, driver: Driver, requests: Sequence[Request], *, watched: bool):
         """Submit the requests; ``watched``: their tokens are reported while they are sampled. Raises: Closed."""
         self.names = [each.sample_id for each in requests]
-        self.seen = [0] * len(requests)  # tokens of each that ``next_grown`` has returned
         self._driver = driver
         self._loop = asyncio.get_running_loop()
         self._changes: asyncio.Queue[tuple[int, Unfinished | None]] = asyncio.Queue()
@@ -97,7 +96,6 @@ class Sampling:
         place, grown = self._grown.pop(0)
         if grown is None:
             return place, _result(self._futures[place])
-        self.seen[place] += len(grown.token_ids)
         return place, grown
 
     def _take(self, change: tuple[int, Unfinished | None]) -> None:

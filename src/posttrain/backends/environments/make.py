@@ -25,9 +25,11 @@ from posttrain.interfaces.env import (
     EnvStart,
     EnvStep,
     EnvWithdrawn,
+    TurnOptions,
 )
 from posttrain.libraries import json_text
 from posttrain.libraries.own_code import load
+from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ENVS
 
 CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
@@ -161,7 +163,8 @@ def _plain(value: Any, kind: type[EnvStart] | type[EnvStep]) -> dict[str, Any]:
 def _plain_event(event: EnvAsk | EnvWithdrawn | EnvStep | Exception) -> dict[str, Any]:
     """{"ask": …}, {"withdrawn": …}, {"end": …} or {"failed": [reason, detail]}."""
     if isinstance(event, EnvAsk):
-        return {"ask": {item.name: getattr(event, item.name) for item in fields(event)}}
+        plain = {item.name: getattr(event, item.name) for item in fields(event)}
+        return {"ask": {**plain, "options": asdict(event.options)}}
     if isinstance(event, EnvWithdrawn):
         return {"withdrawn": event.turn}
     if isinstance(event, EnvStep):
@@ -178,7 +181,11 @@ def plain_spec(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
-    return EnvSpec(**plain)
+    sampling = plain["sampling"]
+    if sampling is not None:
+        as_tuples = {name: tuple(sampling[name]) for name in ("stop", "stop_token_ids")}
+        sampling = SamplingParams(**{**sampling, **as_tuples})
+    return EnvSpec(**{**plain, "sampling": sampling, "honours": tuple(plain["honours"])})
 
 
 def start_of(plain: Any) -> EnvStart | EnvRestored | EnvFailed:
@@ -246,9 +253,29 @@ def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
             tools=_messages(ask, "tools", EnvAsk, role=False),
             max_response_tokens=_count(ask, "max_response_tokens"),
             trained=ask.get("trained") is not False,
+            prompt=_raw_prompt(ask.get("prompt")),
+            options=_options(ask.get("options") or {}),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"a request for a turn: {error}")
+
+
+def _raw_prompt(value: Any) -> str | tuple[int, ...] | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, (list, tuple)) or not all(type(token) is int for token in value):
+        raise BadAnswer(f"prompt is {_shown(value)} instead of a text or token ids")
+    return tuple(value)
+
+
+def _options(value: Any) -> TurnOptions:
+    values = _mapping(value)
+    stop, seed = values.get("stop") or (), values.get("seed")
+    if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
+        raise BadAnswer(f"stop is {_shown(stop)} instead of texts")
+    if seed is not None and type(seed) is not int:
+        raise BadAnswer(f"seed is {_shown(seed)} instead of a number")
+    return TurnOptions(stop=tuple(stop), seed=seed, draws_as=str(values.get("draws_as") or ""))
 
 
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.backends.environments.inline import InlineHost
+from posttrain.backends.environments.open.http import TokenTexts
 from posttrain.backends.environments.open.start import start_open
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.config import RunConfig
 from posttrain.config.environment import OPEN, EnvironmentConfig
 from posttrain.data.images import PromptImageReader
+from posttrain.data.raw_prompts import raw_prompt_ids
 from posttrain.data.tool_forms import DEFAULT, chosen_form
 from posttrain.data.tool_forms.written import decoded
 from posttrain.data.turn_images import TurnImages
@@ -22,6 +24,8 @@ from posttrain.interfaces.env import EnvHost, EnvSpec
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter, Worlds
 from posttrain.processes.environment import names_in
 from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams
+from posttrain.registry import ROLLOUT_ENGINES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,7 +79,9 @@ def start_worlds(
             sample_per_turn=environment.sample_per_turn,
             changed_history=environment.changed_history,
         ),
-        spec_of=partial(spec_of, environment, tool_call_form=form_of(config, tokenizer)),
+        spec_of=partial(
+            spec_of, environment, tool_call_form=form_of(config, tokenizer), honours=honoured(config.rollout.engine)
+        ),
         notes=tuple(notes),
     )
 
@@ -91,8 +97,13 @@ def _host(config: RunConfig, tokenizer: PreTrainedTokenizerBase, folder: Path | 
         return start_open(
             config,
             folder,
-            lambda token: str(tokenizer.decode([token], skip_special_tokens=False)),
-            lambda token_ids: decoded(tokenizer, token_ids, form),
+            _sampling(config),
+            TokenTexts(
+                text_of=lambda token: str(tokenizer.decode([token], skip_special_tokens=False)),
+                decode=lambda token_ids: decoded(tokenizer, token_ids, form),
+                encode=partial(raw_prompt_ids, tokenizer),
+                form=form,
+            ),
         )
     if not environment.workers:
         return InlineHost(), ()
@@ -150,7 +161,29 @@ def form_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     return chosen_form(config.environment.tool_call_form, getattr(tokenizer, "chat_template", None))
 
 
-def spec_of(environment: EnvironmentConfig, prompt: Prompt, *, tool_call_form: str = DEFAULT) -> EnvSpec:
+def honoured(engine: str) -> tuple[str, ...]:
+    """Return the options of turns that a sampler honours."""
+    facts = ROLLOUT_ENGINES.facts(engine)
+    found = {"stop": facts.samplings_of_requests, "seed": facts.seeds_of_requests}
+    return tuple(name for name, honours in found.items() if honours)
+
+
+def _sampling(config: RunConfig) -> SamplingParams:
+    """Return the distribution of a run's turns."""
+    rollout = config.rollout
+    return SamplingParams(
+        max_response_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop),
+    )
+
+
+def spec_of(
+    environment: EnvironmentConfig, prompt: Prompt, *, tool_call_form: str = DEFAULT, honours: Sequence[str] = ()
+) -> EnvSpec:
     """Build the environment spec of a row: of the environment that it names in ``named``, else of the run's."""
     asked = prompt.extra_info.get(environment.column) if environment.named else None
     chosen = environment.named.get(str(asked)) if asked is not None else None
@@ -163,6 +196,7 @@ def spec_of(environment: EnvironmentConfig, prompt: Prompt, *, tool_call_form: s
         row={**prompt.extra_info, "data_source": prompt.data_source, "ground_truth": prompt.ground_truth},
         max_turns=(chosen.max_turns if chosen else None) or environment.max_turns,
         tool_call_form=tool_call_form,
+        honours=honours,
     )
 
 

@@ -187,7 +187,8 @@ class ServedEngine:
         """Query a server; twice where the first token has a distribution of its own and does not end the response."""
         if not sampling.has_own_first:
             path, body = self.protocol.request(token_ids, sampling, seed)
-            return self.protocol.read(await self.replicas.ask_group(client, home, path, body))
+            _, answer = await self.replicas.ask_group(client, home, path, body)
+            return self.protocol.read(answer)
         alone = replace(sampling.of_first_token(), max_response_tokens=1)
         first = await self._sampled(client, home, token_ids, alone, seed)
         rest = sampling.max_response_tokens - len(first.token_ids)

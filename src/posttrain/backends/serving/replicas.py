@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -48,6 +48,8 @@ class Replicas:
     kind: str = "sampler"  # in messages
     timeout_setting: str = "rollout.timeout_s"
     last_words: Callable[[], str] = lambda: ""  # the end of the log of a server started by the run
+    # A further check of a healthy server, before it is used (again). Raises: HttpFailure.
+    admit: Callable[[httpx2.AsyncClient, Replica], Awaitable[None]] | None = None
     all: list[Replica] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,13 +78,21 @@ class Replicas:
     async def _probe(self, client: httpx2.AsyncClient, replica: Replica) -> None:
         try:
             async with asyncio.timeout(PROBE_S):
-                await self.ask_once(client, replica, "GET", self.health_path)
+                await self._healthy(client, replica)
+                if self.admit is not None:
+                    await self.admit(client, replica)
             replica.current, replica.why = True, ""
         except TimeoutError:
             replica.current, replica.why = False, f"{replica} did not answer within {PROBE_S:g} s"
         except HttpFailure as failure:
-            healthy = failure.kind == ANSWER  # a status of 200 with a text that is not JSON
-            replica.current, replica.why = healthy, "" if healthy else str(failure)
+            replica.current, replica.why = False, str(failure)
+
+    async def _healthy(self, client: httpx2.AsyncClient, replica: Replica) -> None:
+        try:
+            await self.ask_once(client, replica, "GET", self.health_path)
+        except HttpFailure as failure:
+            if failure.kind != ANSWER:  # a status of 200 with a text that is not JSON
+                raise
 
     def nobody(self) -> RunStopped:
         reasons = "; ".join(replica.why or f"{replica} failed" for replica in self.all)
@@ -104,8 +114,10 @@ class Replicas:
             empty=True,
         )
 
-    async def ask_group(self, client: httpx2.AsyncClient, group: int, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request to a group's server, or to another when it fails. Returns: the answer.
+    async def ask_group(
+        self, client: httpx2.AsyncClient, group: int, path: str, body: Mapping[str, Any]
+    ) -> tuple[Replica, Any]:
+        """Send a request to a group's server, or to another when it fails. Returns: the server that answered, and the answer.
 
         Raises: HttpFailure when all tries failed or the time is over; RunStopped when no server is left, or one rejects the
             request, which would be rejected again.
@@ -123,7 +135,7 @@ class Replicas:
                         if replica is None:
                             raise self.nobody()
                     try:
-                        return await self.ask_once(client, replica, "POST", path, body)
+                        return replica, await self.ask_once(client, replica, "POST", path, body)
                     except HttpFailure as failure:
                         if failure.status and not failure.passing:
                             raise RunStopped(f"the {self.kind} rejected the request: {failure}") from None

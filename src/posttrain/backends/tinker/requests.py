@@ -121,9 +121,12 @@ def tokens_of(chunks: Any, where: str) -> tuple[int, ...]:
 
 def read_sample_request(body: Mapping[str, Any]) -> SampleRequest:
     """Read a sampling request. Raises: Refused, also for parameters that this server does not have."""
-    for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
+    for name in ("target_prompt_logprobs", "prompt_alt_tokens_k"):
         if body.get(name):
             raise Refused(f"{name} is not supported by this server")
+    if body.get("record_stability_info"):
+        what = "record_stability_info is for the loss stable_reinforce, which this server does not have"
+        raise Refused(f"{what}: use another loss (rl_loop of tinker-cookbook: loss_fn=importance_sampling)")
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):
         raise Refused("sampling_params is no mapping")

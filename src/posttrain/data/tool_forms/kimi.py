@@ -1,4 +1,4 @@
-"""Kimi K2: ``<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>{...}<|tool_call_end|>``."""
+"""Kimi K2 and K2.5: ``<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>{...}<|tool_call_end|>``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from posttrain.data.tool_forms import Schemas
 from posttrain.data.tool_forms.values import after_thoughts, call_with_json
 from posttrain.registry import TOOL_FORMS
 
-_CALL = re.compile(r"<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|<\|tool_calls_section_end\|>|\Z)", re.DOTALL)
+_CALL = re.compile(r"<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|<\|tool_calls?_section_end\|>|\Z)", re.DOTALL)
 _NAME = re.compile(r"(?:functions\.)?([^:\s]+)(?::\d+)?")
 
 
 @TOOL_FORMS.register(
     "kimi",
     in_template=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
-    opening=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    opening=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
     marks=(
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
+        "<|tool_call_section_begin|>",  # as some answers have it
+        "<|tool_call_section_end|>",
         "<|tool_call_begin|>",
         "<|tool_call_argument_begin|>",
         "<|tool_call_end|>",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.envs.agent.listener import Listener, TurnRequest
+from posttrain.envs.agent.listener import Listener, TurnRequest, run_sampling, turn_honours
 from posttrain.envs.agent.process import AgentEnd, AgentRun, start_command, start_function, with_result
 from posttrain.envs.agent.turns import AskedTurns
 from posttrain.errors import ConfigError, Problem
@@ -75,7 +75,13 @@ class Agent:
         self._function = function
         self._command = command
         self._options = options
-        self._listener = Listener(self._requested, any_sampling=any_sampling, on_gone=self._gone)
+        self._listener = Listener(
+            self._requested,
+            sampling=run_sampling(spec),
+            honours=turn_honours(spec, any_sampling=any_sampling),
+            form=spec.tool_call_form,
+            on_gone=self._gone,
+        )
         self._process: AgentRun | None = None
         self._emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None] = lambda event: None
         self._turns = AskedTurns(spec, lambda event: self._emit(event))
@@ -117,8 +123,8 @@ class Agent:
         self._listener.close()
         return {**self._metrics, **self._turns.counts()}
 
-    def _requested(self, request: TurnRequest) -> None:
-        self._turns.requested(request)
+    def _requested(self, requests: Sequence[TurnRequest]) -> None:
+        self._turns.requested(requests)
 
     def _gone(self, request: TurnRequest) -> None:
         self._turns.gone(request)

@@ -1,4 +1,4 @@
-"""The endpoint of an agent: POST /v1/chat/completions, and GET /episode, POST /result for programs.
+"""The endpoint of an agent: OpenAI's chat completions, completions and responses, and GET /episode, POST /result for programs.
 
 It listens on loopback, on a port of its own, and requires the token. A request waits here until the run has sampled its turn,
 beside any other; one whose client disconnects before that is withdrawn.
@@ -20,89 +20,152 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from posttrain.data.chat_api import (
-    Refused,
-    check_model,
-    error_body,
-    is_count,
-    messages_of,
-    tool_problems,
-    tools_of,
-    wants_usage,
-    word_problems,
-)
+from posttrain.data.chat_api import Refused, check_model, error_body
+from posttrain.data.openai_api.answer import EchoedPrompt, answer
+from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
+from posttrain.data.openai_api.request import EndpointRequest, read
+from posttrain.data.responses_api import as_chat, as_response
 from posttrain.data.stream_events import events_of, in_one_piece
+from posttrain.data.tool_forms import DEFAULT
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.interfaces.env import Message, Tool
+from posttrain.interfaces.env import EnvSpec, Message, Tool, TurnOptions
 from posttrain.libraries import json_text
-from posttrain.records.trajectories import Trajectory, Unfinished
+from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 MODEL = "policy"  # the only name that requests may give
-SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p")  # parameters of a distribution, which is the run's
+# What every endpoint inside a run has in common: it samples what is trained.
+RUN_HONOURS: Mapping[str, Any] = {
+    "scores": False,
+    "caps_tokens": True,
+    "ignored_by": "environment.settings.any_sampling",
+    "most_prompts": 1,
+    "no_grammars": "would sample from another distribution than the one that is trained; posttrain serve honours it",
+}
+MOST_TOKENS = 1 << 20  # of a turn, where no run sets a limit
 LARGEST_BODY = 16 << 20  # bytes
+MOST_DISCARDED = 256 << 20  # bytes of a body that is too large, read before it is refused
 LOOK_S = 0.1  # between two checks that a client is still connected
 READ_S = 60.0  # time limit for reading the body of a request
 
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswer:
-    message: Message | None  # None: refused, with ``why``
-    finish_reason: str = ""
-    why: str = ""
-    status: int = 400
+    """The policy's turn; without a response the reason why there is none."""
+
+    response: (
+        Trajectory | None
+    )  # with the text that the environment takes; without tokens where they are not known here
     prompt_tokens: int = 0
     response_tokens: int = 0
-    response: Trajectory | None = None
+    why: str = ""
+    status: int = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnRequest:
-    """A request for a turn, pending until ``answer`` or ``refuse`` is called. ``gone`` tells that its client has disconnected."""
+    """A choice of a request, pending until ``answer`` or ``refuse`` is called. ``gone``: its client has disconnected."""
 
-    messages: Sequence[Message]
-    tools: Sequence[Tool]
-    max_tokens: int | None
-    stream: bool
-    with_usage: bool = False  # at the end of a stream
+    asked: EndpointRequest
+    index: int = 0  # among the request's choices
     gone: Callable[[], bool] = lambda: False
-    _reply: queue.SimpleQueue[TurnAnswer | Unfinished] = field(default_factory=queue.SimpleQueue)
+    # Of all choices of the request: their indices with what came
+    replies: queue.SimpleQueue[tuple[int, TurnAnswer | Unfinished]] = field(default_factory=queue.SimpleQueue)
 
-    def answer(
-        self,
-        message: Message,
-        *,
-        cut: bool,
-        prompt_tokens: int,
-        response_tokens: int,
-        response: Trajectory | None = None,
-    ) -> None:
-        """Answer the request. ``cut``: a token limit ended the turn. ``response``: its tokens, where they are known here."""
-        reason = "tool_calls" if "tool_calls" in message else "length" if cut else "stop"
-        self._reply.put(
-            TurnAnswer(message, reason, prompt_tokens=prompt_tokens, response_tokens=response_tokens, response=response)
+    @property
+    def messages(self) -> Sequence[Message]:
+        return self.asked.messages or ()
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        return self.asked.tools
+
+    @property
+    def prompt(self) -> str | tuple[int, ...] | None:
+        """The prompt of a completion; None: it is a chat."""
+        return self.asked.prompts[0] if self.asked.messages is None else None
+
+    @property
+    def options(self) -> TurnOptions:
+        asked = self.asked
+        return TurnOptions(
+            stop=asked.stop,
+            seed=asked.seed,
+            draws_as="" if asked.seed is None else f"answer {self.index}",
+            top_logprobs=asked.top_logprobs,
+            prompt_logprobs=asked.echo and asked.with_logprobs,
         )
 
+    def answer(self, response: Trajectory, *, prompt_tokens: int, response_tokens: int) -> None:
+        self.replies.put((self.index, TurnAnswer(response, prompt_tokens, response_tokens)))
+
     def refuse(self, why: str, status: int = 400) -> None:
-        self._reply.put(TurnAnswer(None, why=why, status=status))
+        self.replies.put((self.index, TurnAnswer(None, why=why, status=status)))
 
     def grown(self, progress: Unfinished) -> None:
         """Take the tokens that were sampled since the last call."""
-        self._reply.put(progress)
+        self.replies.put((self.index, progress))
 
-    def wait(self, on_gone: Callable[[], None]) -> TurnAnswer:
-        """Return the answer. ``on_gone`` is called when the client disconnects before it, and may answer."""
-        while isinstance(found := self.next(on_gone), Unfinished):
-            pass
-        return found
 
-    def next(self, on_gone: Callable[[], None]) -> TurnAnswer | Unfinished:
-        """Return the next tokens, where they are reported while they are sampled, or else the answer; as ``wait``."""
+class Choices:
+    """The choices of one request, pending until each has its answer."""
+
+    def __init__(self, asked: EndpointRequest, gone: Callable[[], bool] = lambda: False):
+        self.asked = asked
+        first = TurnRequest(asked=asked, gone=gone)
+        self.requests = [first, *(replace(first, index=index) for index in range(1, asked.answers))]
+        self.answers: dict[int, TurnAnswer] = {}
+        self._replies = first.replies
+        self._gone = gone
+
+    def next(self, on_gone: Callable[[], None]) -> tuple[int, TurnAnswer | Unfinished]:
+        """Return what comes next: the index of a choice, and its next tokens, where they are reported while they are sampled, or
+        its answer. ``on_gone`` is called when the client disconnects before it, and may answer.
+
+        Raises: Refused when a choice is refused.
+        """
         while True:
             try:
-                return self._reply.get(timeout=LOOK_S)
+                index, found = self._replies.get(timeout=LOOK_S)
             except queue.Empty:
-                if self.gone():
+                if self._gone():
                     on_gone()
+                continue
+            if isinstance(found, TurnAnswer):
+                if found.response is None:
+                    raise Refused(found.why, found.status)
+                self.answers[index] = found
+            return index, found
+
+    @property
+    def complete(self) -> bool:
+        return len(self.answers) == len(self.requests)
+
+    def wait(self, on_gone: Callable[[], None]) -> None:
+        """Wait for all answers. Raises: Refused."""
+        while not self.complete:
+            self.next(on_gone)
+
+    @property
+    def responses(self) -> list[Trajectory]:
+        """The responses of a complete request, in the order of its choices."""
+        return [answer.response for _, answer in sorted(self.answers.items()) if answer.response is not None]
+
+    def whole(
+        self,
+        name: str,
+        *,
+        form: str,
+        created: int,
+        text_of: Callable[[int], str] = lambda token: "",
+        echoed: Sequence[EchoedPrompt] = (),
+    ) -> dict[str, Any]:
+        """Build the body of the complete answer. Args: name, its id; otherwise as data.openai_api.answer."""
+        answers = list(self.answers.values())
+        prompt_tokens = answers[0].prompt_tokens
+        whole = answer(name, MODEL, created, self.asked, prompt_tokens, self.responses, form, text_of, echoed)
+        tokens = sum(each.response_tokens for each in answers)
+        usage = {"completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+        return {**whole, "usage": {**whole["usage"], **usage}}
 
 
 class Listener:
@@ -110,17 +173,20 @@ class Listener:
 
     def __init__(
         self,
-        on_request: Callable[[TurnRequest], None],
+        on_request: Callable[[Sequence[TurnRequest]], None],
         *,
-        any_sampling: bool,
+        sampling: SamplingParams,
+        honours: Honours,
+        form: str = DEFAULT,
         on_gone: Callable[[TurnRequest], None] = lambda request: request.refuse("the client has left", 499),
     ):
+        """Args: on_request takes the choices of a request; sampling, the run's; form, of tool calls."""
         self.token = secrets.token_urlsafe(24)
         self.result: Mapping[str, Any] | None = None  # sent by a program to POST /result
         self._on_request = on_request
         self._on_gone = on_gone
-        self._any_sampling = any_sampling
-        self._waiting: set[TurnRequest] = set()
+        self._sampling, self._honours, self.form = sampling, honours, form
+        self._waiting: set[Choices] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._episode: dict[str, Any] = {}
@@ -147,8 +213,8 @@ class Listener:
         """Reject the pending requests and end all threads."""
         with self._lock:
             self._closed = True
-            for request in self._waiting:
-                request.refuse("the episode is over", 503)
+            for choices in self._waiting:
+                choices.requests[0].refuse("the episode is over", 503)
         if self._thread is not None:
             self._server.shutdown()
             self._thread.join()
@@ -160,77 +226,49 @@ class Listener:
     def episode_body(self) -> dict[str, Any]:
         return self._episode
 
-    def turn(self, body: Any, gone: Callable[[], bool]) -> tuple[TurnRequest, TurnAnswer]:
-        """Wait for the policy's turn, or until the client has ``gone``. Raises: Refused."""
-        request = replace(read(body, any_sampling=self._any_sampling), gone=gone)
+    def turn(self, body: Any, gone: Callable[[], bool], *, chat: bool) -> Choices:
+        """Wait for the policy's turns, or until the client has ``gone``. Raises: Refused."""
+        choices = Choices(read(body, self._sampling, chat=chat, honours=self._honours), gone)
+        check_model(body, MODEL)
+        if choices.asked.echo and not isinstance(choices.asked.prompts[0], str):
+            raise Refused("echo is for prompts that are text: agents have no tokenizer")
         with self._lock:
             if self._closed:
                 raise Refused("the episode is over", 503)
-            self._waiting.add(request)
-        self._on_request(request)
-        answer = request.wait(lambda: self._on_gone(request))
-        with self._lock:
-            self._waiting.discard(request)
-        return request, answer
+            self._waiting.add(choices)
+
+        def leave() -> None:
+            for request in choices.requests:
+                self._on_gone(request)
+
+        try:
+            self._on_request(choices.requests)
+            choices.wait(leave)
+        finally:
+            with self._lock:
+                self._waiting.discard(choices)
+        return choices
 
 
-def read(body: Any, *, any_sampling: bool, gives_logprobs: bool = False) -> TurnRequest:
-    """Parse the body of a request. Raises: Refused with all problems."""
-    if not isinstance(body, dict):
-        raise Refused("the body must be a JSON object")
-    skipped = {*SAMPLED_BY, *(("seed",) if any_sampling else ())}
-    considered = {name: value for name, value in body.items() if name not in skipped}
-    problems = [*word_problems(considered), *tool_problems(body)]
-    for name in () if any_sampling else SAMPLED_BY:
-        if body.get(name) is not None:
-            problems.append(
-                f"{name} is set by the run; omit it, or have it ignored (environment.settings.any_sampling=true)"
-            )
-    if body.get("stop"):
-        problems.append("stop is set by the run (rollout.stop)")
-    if body.get("n") not in (None, 1):
-        problems.append("n must be 1: a turn is sampled once")
-    if body.get("logprobs") and not gives_logprobs:
-        problems.append("logprobs are not returned to agents")
-    wanted = body.get("max_completion_tokens") or body.get("max_tokens")
-    if wanted is not None and not is_count(wanted):
-        problems.append(f"max_tokens is {json.dumps(wanted)[:60]}; use a whole number above 0")
-    messages: list[dict[str, Any]] = []
-    try:
-        messages = messages_of(body.get("messages"))
-    except Refused as refused:
-        problems.append(str(refused))
-    if problems:
-        raise Refused("; ".join(problems))
-    check_model(body, MODEL)
-    return TurnRequest(
-        messages=messages,
-        tools=tools_of(body),
-        max_tokens=wanted,
-        stream=bool(body.get("stream")),
-        with_usage=wants_usage(body),
+def run_sampling(spec: EnvSpec) -> SamplingParams:
+    """Return the distribution that the turns of an episode are drawn from, and their limit."""
+    return spec.sampling or SamplingParams(max_response_tokens=MOST_TOKENS)
+
+
+def turn_honours(spec: EnvSpec, *, any_sampling: bool) -> Honours:
+    """Return the parameters of requests that the turns of an agent honour: the run determines the distribution."""
+    return Honours(
+        stops="stop" in spec.honours,
+        seeds="seed" in spec.honours,
+        logprobs=False,
+        **RUN_HONOURS,
+        ignored=frozenset({*DISTRIBUTION, "seed"}) if any_sampling else frozenset(),
     )
 
 
 def new_name() -> str:
     """Return the id of an answer."""
     return f"turn-{secrets.token_hex(8)}"
-
-
-def completion(choice: Mapping[str, Any], answer: TurnAnswer, name: str) -> dict[str, Any]:
-    """Build the body of an answer; ``name``, its id."""
-    return {
-        "id": name,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": MODEL,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.response_tokens,
-            "total_tokens": answer.prompt_tokens + answer.response_tokens,
-        },
-    }
 
 
 class AgentHandler(BaseHTTPRequestHandler):
@@ -251,7 +289,18 @@ class AgentHandler(BaseHTTPRequestHandler):
         return {"/episode": self._listener.episode_body, **model_routes()}
 
     def _posts(self) -> Mapping[str, Callable[[], Any]]:
-        return {"/v1/chat/completions": self._turn, "/result": self._result}
+        return {
+            "/v1/chat/completions": lambda: self._turn(self._body(), chat=True),
+            "/v1/completions": lambda: self._turn(self._body(), chat=False),
+            "/v1/responses": lambda: self._turn(as_chat(self._body()), chat=True, as_items=True),
+            "/result": self._result,
+        }
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no request for a route, in the form of all other errors."""
+        self.close_connection = True
+        there = f"{message or 'the request is malformed'}; there is POST {', '.join(self._posts())}"
+        self._send(json.dumps(error_body(there, code)), code)
 
     def log_message(self, format: str, *args: Any) -> None:
         """No-op: requests are not logged."""
@@ -270,22 +319,24 @@ class AgentHandler(BaseHTTPRequestHandler):
             self._send(json.dumps(error_body(str(refused), refused.status)), refused.status)
         except OSError:  # the agent has ended, or sends nothing more
             self.close_connection = True
+        except Exception as error:  # noqa: BLE001 - a client that gets no answer would wait, or try again without end
+            self._send(json.dumps(error_body(f"the endpoint has failed: {type(error).__name__}: {error}", 500)), 500)
         else:
             if isinstance(found, Iterator):
                 self._send_events(found)
             else:
                 self._send(json.dumps(found), 200)
 
-    def _turn(self) -> Any:
-        request, answer = self._listener.turn(self._body(), self._client_has_gone)
-        if answer.message is None:
-            raise Refused(answer.why, answer.status)
-        choice = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None, "message": answer.message}
-        whole = completion(choice, answer, new_name())
-        if not request.stream:
-            return whole
+    def _turn(self, body: Any, *, chat: bool, as_items: bool = False) -> Any:
+        """Have a turn sampled, and return the answer; ``as_items``, as the responses API has it."""
+        choices = self._listener.turn(body, self._client_has_gone, chat=chat)
+        asked = choices.asked
+        echoed = [EchoedPrompt(str(asked.prompts[0]), ())] if asked.echo else []
+        whole = choices.whole(new_name(), form=self._listener.form, created=int(time.time()), echoed=echoed)
+        if not asked.stream:
+            return as_response(whole) if as_items else whole
         head = {name: whole[name] for name in ("id", "created", "model")}
-        return in_one_piece(whole, events_of(head, chat=True, as_items=False, with_usage=request.with_usage))
+        return in_one_piece(whole, events_of(head, chat=chat, as_items=as_items, with_usage=asked.with_usage))
 
     def _client_has_gone(self) -> bool:
         """A client that waits for an answer sends nothing: its connection is readable once it is closed."""
@@ -307,12 +358,23 @@ class AgentHandler(BaseHTTPRequestHandler):
         size = self.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("the length of the body is missing", 411)
-        if int(size) > LARGEST_BODY:
+        if len(size) > 12 or int(size) > LARGEST_BODY:
+            self._discard(MOST_DISCARDED if len(size) > 12 else int(size))
             raise Refused(f"the body has more than {LARGEST_BODY >> 20} MiB", 413)
         try:
-            return json_text.whole_characters(json_text.loads(self.rfile.read(int(size))))
+            body = json_text.loads(self.rfile.read(int(size)))
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is not JSON: {error}") from None
+        if half := json_text.half_character(body):
+            raise Refused(f"{half[0] or 'the body'} holds half a character, {half[1]!r}")
+        return body
+
+    def _discard(self, size: int) -> None:
+        """Read a body that is refused, up to a limit: clients look for an answer only after they have sent it."""
+        self.close_connection = True
+        left = min(size, MOST_DISCARDED)
+        while left > 0 and (piece := self.rfile.read(min(left, 1 << 20))):
+            left -= len(piece)
 
     def _send_events(self, events: Iterator[str]) -> None:
         """Send server-sent events as they come. The end of the connection is the end of the stream."""

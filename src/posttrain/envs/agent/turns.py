@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from posttrain.data.chat_api import added_messages, assistant_message
-from posttrain.envs.agent.listener import TurnRequest
+from posttrain.data.openai_api.answer import shown_text
+from posttrain.data.openai_api.own_sampling import before_stop
+from posttrain.data.openai_api.request import EndpointRequest
+from posttrain.envs.agent.listener import TurnRequest, run_sampling
 from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, Message
-from posttrain.records.trajectories import Trajectory, Unfinished
+from posttrain.records.trajectories import StopReason, Trajectory, Unfinished
 
+Added = Sequence[Message] | str | tuple[int, ...]  # messages of a chat, text or token ids of a completion
 Emit = Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]
 
 
@@ -21,13 +25,33 @@ class _Conversation:
     """The last answered request of a conversation, and its answer."""
 
     request: TurnRequest
-    answer: Message
+    answer: Message  # {"text": …} of a completion
+    response: Trajectory
+    # True: the client's text is what was sampled. Otherwise a stop text of its own is missing in it, or an end token.
+    as_sampled: bool
 
-    def added(self, request: TurnRequest) -> Sequence[Message] | None:
-        """Return the messages that a request adds; None when it does not go on behind the answer."""
+    def added(self, request: TurnRequest) -> Added | None:
+        """Return what a request adds; None when it does not go on behind the answer."""
+        before, now = self.request.prompt, request.prompt
+        if before is not None or now is not None:
+            return None if before is None or now is None else self._added_raw(before, now)
         if list(request.tools) != list(self.request.tools):
             return None
         return added_messages(self.request.messages, self.answer, request.messages)
+
+    def _added_raw(self, before: str | tuple[int, ...], now: str | tuple[int, ...]) -> str | tuple[int, ...] | None:
+        """Return what a completion adds: token ids are compared with those that were sampled, texts with the answer."""
+        if isinstance(before, str) and isinstance(now, str):
+            said = before + str(self.answer["text"])
+            return now[len(said) :] if now.startswith(said) and now != said else None
+        if isinstance(before, str) or isinstance(now, str):
+            return None
+        sampled = (*before, *self.response.token_ids)
+        return now[len(sampled) :] if now[: len(sampled)] == sampled and now != sampled else None
+
+    def continues(self, request: TurnRequest) -> Added | None:
+        """Return what ``added`` does; None also when the tokens before it would be others than those that were sampled."""
+        return self.added(request) if self.as_sampled or isinstance(request.prompt, tuple) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +67,16 @@ class AskedTurns:
     """Requests are turns, and several may wait at a time. One that extends a conversation of the episode continues it; any other
     begins one of its own. All methods may be called by any thread."""
 
-    def __init__(self, spec: EnvSpec, emit: Emit, lock: AbstractContextManager[Any] | None = None):
-        self._spec = spec
+    def __init__(
+        self,
+        spec: EnvSpec,
+        emit: Emit,
+        lock: AbstractContextManager[Any] | None = None,
+        *,
+        start: str = "",
+    ):
+        """Args: start, of the names of its turns, where the episode has had other conversations."""
+        self._spec, self._start = spec, start
         self._emit = emit
         self.lock = lock or threading.RLock()
         self._pending: dict[str, _Pending] = {}  # by the names of their turns
@@ -60,26 +92,43 @@ class AskedTurns:
     def waiting(self) -> bool:
         return bool(self._pending)
 
-    def requested(self, request: TurnRequest) -> None:
-        """Take a request, which is answered later, or refused at once."""
+    def requested(self, requests: Sequence[TurnRequest]) -> None:
+        """Take the choices of a request, which are answered later, or refused at once."""
         with self.lock:
             for turn in [turn for turn, each in self._pending.items() if each.request.gone()]:
                 self._withdraw(turn)  # before a second try of the same request is compared with what was said
             if self.over:
-                request.refuse("the episode is over", 503)
+                requests[0].refuse("the episode is over", 503)
                 return
-            if self.turns + len(self._pending) == self._spec.max_turns:
+            if (
+                self._spec.max_turns is not None
+                and self.turns + len(self._pending) + len(requests) > self._spec.max_turns
+            ):
                 self.refused += 1
-                request.refuse(f"all {self._spec.max_turns} turns of this episode are used (environment.max_turns)")
+                left = self._spec.max_turns - self.turns - len(self._pending)
+                what = f"{left} turns of this episode are left, and n is {len(requests)}"
+                used = f"all {self._spec.max_turns} turns of this episode are used"
+                requests[0].refuse(f"{what if left > 0 else used} (environment.max_turns)")
                 return
-            self._asked += 1
-            turn, (line, added) = f"{self._asked}", self._line_of(request)
-            self._pending[turn] = _Pending(request, line, self._conversations.pop(line, None))
-            self._emit(
-                EnvAsk(
-                    turn=turn, line=line, messages=added, tools=request.tools, max_response_tokens=request.max_tokens
-                )
+            for request in requests:
+                self._request(request)
+
+    def _request(self, request: TurnRequest) -> None:
+        self._asked += 1
+        turn, (line, added) = f"{self._start}{self._asked}", self._line_of(request)
+        self._pending[turn] = _Pending(request, line, self._conversations.pop(line, None))
+        raw, wanted = added if request.prompt is not None else None, request.asked.max_tokens
+        self._emit(
+            EnvAsk(
+                turn=turn,
+                line=line,
+                messages=() if raw is not None else cast(Sequence[Message], added),
+                prompt=cast(str | tuple[int, ...] | None, raw),
+                tools=request.tools,
+                max_response_tokens=wanted if wanted < run_sampling(self._spec).max_response_tokens else None,
+                options=request.options,
             )
+        )
 
     def extends(self, request: TurnRequest) -> bool:
         """Return True when a request continues a conversation of this episode."""
@@ -96,7 +145,7 @@ class AskedTurns:
         response_tokens: int,
         response: Trajectory | None = None,
     ) -> None:
-        """Answer a request, unless its client has gone."""
+        """Answer a request, unless its client has gone. ``response``: the turn's tokens, where they are known here."""
         with self.lock:
             pending = self._pending.get(turn)
             if pending is None:
@@ -107,11 +156,15 @@ class AskedTurns:
                 return
             del self._pending[turn]
             self.turns += 1
-            message = assistant_message(action, turn, tools=request.tools, form=self._spec.tool_call_form)
-            self._conversations[pending.line] = _Conversation(request, message)
-        request.answer(
-            message, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens, response=response
-        )
+            said = _said(turn, action, request.asked, cut=cut, response=response)
+            shown = shown_text(request.asked, said)
+            told: Message = {"text": shown}
+            if request.prompt is None:
+                told = assistant_message(shown, turn, tools=request.tools, form=self._spec.tool_call_form)
+            ended = request.prompt is not None and said.stop_reason is StopReason.EOS
+            as_sampled = shown == action and not ended
+            self._conversations[pending.line] = _Conversation(request, told, said, as_sampled)
+        request.answer(said, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
 
     def refuse(self, turn: str, why: str) -> None:
         """Refuse a request that cannot be sampled; its conversation is as before it."""
@@ -126,7 +179,7 @@ class AskedTurns:
     def streams(self, turn: str) -> bool:
         """Return True when a request wants its tokens while they are sampled."""
         with self.lock:
-            return turn in self._pending and self._pending[turn].request.stream
+            return turn in self._pending and self._pending[turn].request.asked.stream
 
     def grown(self, turn: str, progress: Unfinished) -> None:
         """Give a request the tokens that were sampled since the last call."""
@@ -154,15 +207,17 @@ class AskedTurns:
         counts = {"num_actions": self.turns, "refused_turns": self.refused, "abandoned_turns": self.abandoned}
         return {name: float(count) for name, count in counts.items()}
 
-    def _line_of(self, request: TurnRequest) -> tuple[int, Sequence[Message]]:
-        """Return the conversation that a request continues (the longest that fits, or a new one), and its new messages."""
+    def _line_of(self, request: TurnRequest) -> tuple[int, Added]:
+        """Return the conversation that a request continues (the longest that fits, or a new one), and what it adds to it."""
         found = [
-            (line, added) for line, each in self._conversations.items() if (added := each.added(request)) is not None
+            (line, added)
+            for line, each in self._conversations.items()
+            if (added := each.continues(request)) is not None
         ]
         if found:
             return min(found, key=lambda each: len(each[1]))
         self._lines += 1
-        return self._lines, request.messages
+        return self._lines, request.messages if request.prompt is None else request.prompt
 
     def _withdraw(self, turn: str) -> None:
         pending = self._pending.pop(turn)
@@ -172,3 +227,12 @@ class AskedTurns:
         pending.request.refuse("the client has left", 499)
         if not self.over:
             self._emit(EnvWithdrawn(turn))
+
+
+def _said(turn: str, action: str, asked: EndpointRequest, *, cut: bool, response: Trajectory | None) -> Trajectory:
+    """Return a turn with the text that the environment takes, named after the turn. ``response``: its tokens, if known."""
+    if response is not None:
+        return replace(response, sample_id=turn, text=action)
+    stopped = before_stop(action, asked.stop) != action
+    reason = StopReason.STOP_TEXT if stopped else StopReason.LENGTH if cut else StopReason.EOS
+    return Trajectory(sample_id=turn, token_ids=(), logprobs=(), text=action, stop_reason=reason, policy_version=0)

@@ -5,18 +5,19 @@ Each file here holds one tool, of the same name.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from posttrain.config.checks.settings import setting_problems
 from posttrain.data.tool_calls import ToolCall, argument_problem
 from posttrain.data.tool_forms import calls_of
-from posttrain.errors import ConfigError, Problem, RequestError, did_you_mean
+from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.interfaces.tool import Tool, ToolFailed
 from posttrain.libraries.own_code import load
 from posttrain.registry import ENVS, TOOLS
+from posttrain.settings import NonNegativeInt, PositiveInt
 
 
 @ENVS.register("tools")
@@ -24,9 +25,9 @@ def tools(
     spec: EnvSpec,
     *,
     tools: Sequence[str | Mapping[str, Any]],
-    max_calls_per_turn: int | None = None,
-    max_calls: int | None = None,
-    max_result_characters: int = 2000,
+    max_calls_per_turn: NonNegativeInt | None = None,
+    max_calls: NonNegativeInt | None = None,
+    max_result_characters: PositiveInt = 2000,
     cut: Literal["end", "start", "middle"] = "end",
     role: Literal["tool", "user"] = "tool",
     call_reward: float = 0.0,
@@ -106,6 +107,15 @@ class WithTools:
         answered, failed = self._answered - before[0], self._failed - before[1]
         reward = answered * self._rewards[0] + failed * self._rewards[1]
         return EnvStep(messages=results, reward=reward if any(self._rewards) else None)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The turns, and the calls that were answered and that failed: all that the limits depend on."""
+        return self._turns, self._answered, self._failed
+
+    @counts.setter
+    def counts(self, values: tuple[int, ...]) -> None:
+        self._turns, self._answered, self._failed = values
 
     def calls_in(self, action: str) -> list[ToolCall]:
         """Parse the calls of a turn, in the form of the model."""
@@ -190,9 +200,7 @@ def _made(name: str, options: dict[str, Any]) -> Sequence[Tool]:
     schema = options.pop("schema", None)
     own = ":" in name
     build = load(name) if own else TOOLS.get(name)
-    if not own:
-        _check_options(name, options)
-    found = build(**options)
+    found = build(**(options if own else _checked(name, options)))
     tools = [found] if isinstance(found, Tool) else list(found)
     if schema is None:
         return tools
@@ -212,14 +220,9 @@ def _made(name: str, options: dict[str, Any]) -> Sequence[Tool]:
     ]
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    build = TOOLS.get(name)
+def _checked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, converted to the types of the tool's settings. Raises: ConfigError."""
     known = TOOLS.settings(name)
-    for option in options:
-        if option not in known:
-            what = f"the tool {name} has no option {option!r} (known: {', '.join(known) or 'none'})"
-            raise ConfigError(Problem(what, fix=did_you_mean(option, known, listed=True)))
-    try:
-        inspect.signature(build).bind(**options)
-    except TypeError as error:
-        raise ConfigError(Problem(f"the tool {name}: {error}", fix=f"give its options: {', '.join(known)}")) from None
+    if problems := list(setting_problems(f"the tool {name}", known, options, f"tools.{name}", word="option")):
+        raise ConfigError(problems)
+    return {option: known[option].checked(value) for option, value in options.items()}

@@ -23,6 +23,7 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.tool import Tool, ToolFailed
 from posttrain.libraries.json_http import open_client
 from posttrain.registry import TOOLS
+from posttrain.settings import Positive
 
 CLOSE_S = 10.0  # time limit for a server to end; the SDK kills it after some 4 s
 
@@ -35,7 +36,7 @@ def mcp(
     env: Mapping[str, str] | None = None,
     token_env: str | None = None,
     only: Sequence[str] | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: Positive = 30.0,
 ) -> list[Tool]:
     """All tools of a server, or those named in ``only``.
 
@@ -47,8 +48,6 @@ def mcp(
     if (command is None) == (url is None):
         what = "an MCP server is a command or a url, and " + ("neither is given" if url is None else "both are given")
         raise ConfigError(Problem(what, fix="give one of them"))
-    if timeout_s <= 0:
-        raise ConfigError(Problem(f"timeout_s is {timeout_s}", fix="use more than 0"))
     server = _McpConnection(command, url, dict(env or {}), _token(token_env), timeout_s)
     try:
         offered = {tool.name: tool for tool in server.tools}

@@ -6,25 +6,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.tool import Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
 from posttrain.sandbox.boxes import BoxError, Program, run
 from posttrain.sandbox.layers import walls_for
 from posttrain.sandbox.walls import BoxLimits
+from posttrain.settings import Positive, PositiveInt
 
 
 @TOOLS.register("python")
-def python(*, timeout_s: float = 5.0, memory_mib: int = 1024, allow_unboxed: bool = False) -> Tool:
+def python(*, timeout_s: Positive = 5.0, memory_mib: PositiveInt = 1024, allow_unboxed: bool = False) -> Tool:
     """A tool that runs a program and returns its output; calls share no state.
 
     Args: timeout_s and memory_mib of address space for one program; allow_unboxed runs it with the rights of this user on a
         machine without a sandbox.
-    Raises: ConfigError on a machine without a sandbox, or for invalid limits.
+    Raises: ConfigError on a machine without a sandbox.
     """
-    for name, value in (("timeout_s", timeout_s), ("memory_mib", memory_mib)):
-        if value <= 0:
-            raise ConfigError(Problem(f"{name} is {value}", fix="use more than 0"))
     limits = BoxLimits(timeout_s=timeout_s, memory_bytes=memory_mib << 20)
     walls = walls_for("the tool python", allow_unboxed=allow_unboxed)
     return Tool(

@@ -12,12 +12,15 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.tool import Tool, ToolFailed, parameters
 from posttrain.libraries.json_http import HttpFailure, ask, open_client
 from posttrain.registry import TOOLS
+from posttrain.settings import Positive, PositiveInt
 
 _LARGEST_BYTES = 16 << 20
 
 
 @TOOLS.register("retrieve")
-def retrieve(*, url: str, results: int = 3, max_characters: int = 1000, timeout_s: float = 30.0) -> Tool:
+def retrieve(
+    *, url: str, results: PositiveInt = 3, max_characters: PositiveInt = 1000, timeout_s: Positive = 30.0
+) -> Tool:
     """A tool that asks a server for the passages that match a query.
 
     The server takes {"queries": [text], "topk": number, "return_scores": true} and answers {"result": [[passage, ...]]}, in which
@@ -26,9 +29,6 @@ def retrieve(*, url: str, results: int = 3, max_characters: int = 1000, timeout_
     Args: url, results per query, max_characters shown of each, timeout_s of a request.
     Raises: ConfigError.
     """
-    for name, value in (("results", results), ("max_characters", max_characters), ("timeout_s", timeout_s)):
-        if value <= 0:
-            raise ConfigError(Problem(f"{name} is {value}", fix="use more than 0"))
     if not url.startswith(("http://", "https://")):
         raise ConfigError(Problem(f"url is {url!r}", fix="such as http://127.0.0.1:8000/retrieve"))
     return Tool(

@@ -13,21 +13,19 @@ from posttrain.errors import ConfigError, DataError, Problem
 from posttrain.interfaces.tool import Tool, parameters
 from posttrain.libraries import json_text
 from posttrain.registry import TOOLS
+from posttrain.settings import PositiveInt
 
 TEXT_KEYS = ("text", "contents")
 
 
 @TOOLS.register("search", built_once=True, library="bm25s", files=("corpus",))
-def search(*, corpus: str, results: int = 3, max_characters: int = 1000) -> Tool:
+def search(*, corpus: str, results: PositiveInt = 3, max_characters: PositiveInt = 1000) -> Tool:
     """A tool that finds the passages of a corpus that match a query best.
 
     Args: corpus, a JSONL file with a ``text`` (or ``contents``, and optionally a ``title``) in every line; results per
         query; max_characters shown of each.
     Raises: ConfigError, or DataError with the invalid line.
     """
-    for name, value in (("results", results), ("max_characters", max_characters)):
-        if value < 1:
-            raise ConfigError(Problem(f"{name} is {value}", fix="use at least 1"))
     path = Path(corpus).expanduser()
     if not path.is_file():
         raise ConfigError(Problem(f"there is no file {corpus}", fix="name a JSONL file with a text in every line"))

@@ -15,26 +15,24 @@ from posttrain.sandbox.boxes import BoxError
 from posttrain.sandbox.layers import walls_for
 from posttrain.sandbox.queries import QueryFailed, first_rows
 from posttrain.sandbox.walls import BoxLimits
+from posttrain.settings import Positive, PositiveInt
 
 
 @TOOLS.register("sql", files=("database",))
 def sql(
     *,
     database: str,
-    timeout_s: float = 5.0,
-    max_rows: int = 20,
-    memory_mib: int = 256,
+    timeout_s: Positive = 5.0,
+    max_rows: PositiveInt = 20,
+    memory_mib: PositiveInt = 256,
     allow_unboxed: bool = False,
 ) -> Tool:
     """A tool that returns the rows of a query.
 
     Args: database, an SQLite file; timeout_s and memory_mib of one query; max_rows shown; allow_unboxed runs queries with this
         user's rights on a machine without sandboxes.
-    Raises: ConfigError for other files, for invalid limits, and on a machine without sandboxes.
+    Raises: ConfigError for other files, and on a machine without sandboxes.
     """
-    for name, value in (("timeout_s", timeout_s), ("max_rows", max_rows), ("memory_mib", memory_mib)):
-        if value <= 0:
-            raise ConfigError(Problem(f"{name} is {value}", fix="use more than 0"))
     path = Path(database).expanduser().resolve()
     if not path.is_file():
         raise ConfigError(Problem(f"there is no file {database}", fix="name an SQLite database"))

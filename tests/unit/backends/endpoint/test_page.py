@@ -79,7 +79,8 @@ def address(tiny_llama: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         server.should_exit = True
         thread.join()
-        assert _first_messages(place) == _first_messages(beside) == 1
+        if place.engine.asked:  # not in a test that was skipped
+            assert _first_messages(place) == _first_messages(beside) == 1
 
 
 def _first_messages(place: Place) -> int:

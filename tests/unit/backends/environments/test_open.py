@@ -9,15 +9,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import pytest
 
 from posttrain.backends.environments.open.host import OpenHost
-from posttrain.backends.environments.open.http import OpenServer
+from posttrain.backends.environments.open.http import OpenServer, TokenTexts
 from posttrain.data.chat_api import Refused
+from posttrain.data.openai_api.own_sampling import Honours
+from posttrain.data.raw_prompts import raw_prompt_ids
 from posttrain.data.responses_api import as_chat
 from posttrain.data.turns import TemplateTurns
+from posttrain.envs.agent.listener import RUN_HONOURS
 from posttrain.interfaces.env import EnvSpec
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, Worlds
@@ -81,15 +85,19 @@ class Run:
 
     def __init__(self, samples: int = 2, prompts: int = 2, rows: bool = False, **limits: float):
         given = {"conversation_timeout_s": 20.0, "group_timeout_s": 20.0, "wait_s": 10.0, **limits}
-        self.host = OpenHost(has_rows=rows, **given)
+        self.host = OpenHost(has_rows=rows, group_size=samples, **given)
         self.server = OpenServer(
             self.host,
             "127.0.0.1",
             0,
             token="secret",
-            any_sampling=False,
-            text_of=lambda token: chr(token),
-            decode=lambda token_ids: str(TOKENIZER.decode(list(token_ids), skip_special_tokens=True)),
+            sampling=SamplingParams(max_response_tokens=9),
+            honours=Honours(stops=True, seeds=True, tops=True, echoes=True, **RUN_HONOURS),
+            tokens=TokenTexts(
+                text_of=lambda token: chr(token),
+                decode=lambda token_ids: str(TOKENIZER.decode(list(token_ids), skip_special_tokens=True)),
+                encode=partial(raw_prompt_ids, TOKENIZER),
+            ),
         )
         self.sampler = Sampler()
         self.groups: list[TrajectoryGroup] = []
@@ -119,7 +127,7 @@ class Run:
         return self.groups
 
     def call(self, path: str, body: Any = None, token: str = "secret", **headers: str) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else (body if isinstance(body, str) else json.dumps(body)).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self.server.url + path, data, {"Authorization": f"Bearer {token}", **named})
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -290,9 +298,6 @@ class ByToken(Sampler):
     def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
         raise NotImplementedError
 
-    def take_cache(self, sample_id: str) -> object:
-        return None
-
     def close(self) -> None: ...
 
 
@@ -365,10 +370,10 @@ def test_requests_that_cannot_be_honoured_say_why(run: Run) -> None:
     run.begin()
     asked = {"messages": [{"role": "user", "content": "Q"}]}
     for more, why in (
-        ({"temperature": 0.5}, "temperature is set by the run"),
-        ({"n": 2}, "n must be 1"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs must be 0"),
-        ({"response_format": {"type": "json_object"}}, "is not supported"),
+        ({"temperature": 0.5}, "this endpoint samples with 1 (rollout.temperature)"),
+        ({"n": 3}, "each choice is a conversation of one group, which has 2"),
+        ({"n": 65}, "use 1 to 64"),
+        ({"response_format": {"type": "json_object"}}, "another distribution than the one that is trained"),
     ):
         status, told = run.fails("/v1/chat/completions", {**asked, **more})
         assert status == 400 and why in told
@@ -381,7 +386,216 @@ def test_requests_that_cannot_be_honoured_say_why(run: Run) -> None:
     ):
         status, told = run.fails("/rewards", body)
         assert status == 400 and why in told
+    for path, text, why in (
+        ("/rewards", '{"conversation": "a", "reward": 1' + "0" * 400 + "}", "use a finite number"),
+        ("/rewards", '{"conversation": "a", "reward": NaN}', "use a finite number"),
+        ("/rewards", '{"reward": 1}', "conversation is missing"),
+        ("/rewards", '{"conversation": "a", "reward": 1, "metrics": {"": 1}}', "names of metrics"),
+        ("/v1/responses", '{"input": "a", "include": 5}', "include is 5; use a list of texts"),
+        ("/v1/chat/completions", '{"messages": "\\ud800"}', "half a character"),
+        ("/v1/chat/completions", '{"messages": [1], "stream_options": 5}', "stream_options is 5"),
+        ("/v1/chat/completions", '{"tools": [{"function": {"name": "f", "parameters": 1}}]}', "must be an object"),
+        ("/v1/chat/completions", "[" * 9999, "nest more than"),
+    ):
+        status, told = run.fails(path, text)
+        assert status == 400 and why in told, told
+    assert run.fails("/v1/chat/completions", " " * (17 << 20))[0] == 413
+
+
+def test_other_methods_and_faults_of_the_endpoint_are_answered_in_the_same_form(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = urllib.request.Request(run.server.url + "/rewards", b"{}", method="PUT")
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=20)
+    assert raised.value.code == 501 and "there is POST" in json.load(raised.value)["error"]["message"]
+
+    def fails(*given: object) -> None:
+        raise LookupError("lost")
+
+    monkeypatch.setattr(run.host, "reward", fails)
+    status, told = run.fails("/rewards", {"conversation": "a", "reward": 1})
+    assert (status, told) == (500, "the endpoint has failed: LookupError: lost")
+
+
+class Speaker(Sampler):
+    """Says the next of its texts, and ends at the stop texts of a request."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__()
+        self.texts = list(texts)
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        waiting, self.waiting = self.waiting, []
+        return [self._said(request, self.texts.pop(0)) for request in waiting]
+
+    def _said(self, request: Request, text: str) -> Trajectory:
+        stops = request.sampling.stop if request.sampling else ()
+        ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+        token_ids = ids(text[: min(ends)] if ends else text)
+        reason = StopReason.STOP_TEXT if ends else StopReason.EOS if text.endswith("$") else StopReason.LENGTH
+        top = ((1, -0.1), (2, -2.0))[: request.top_logprobs]
+        return Trajectory(
+            sample_id=request.sample_id,
+            token_ids=token_ids,
+            logprobs=(-0.5,) * len(token_ids),
+            text="",
+            stop_reason=reason,
+            policy_version=7,
+            top_logprobs=(top,) * len(token_ids) if top else (),
+            prompt_logprobs=(-0.25,) * (len(request.token_ids) - 1) if request.prompt_logprobs else (),
+            prompt_top_logprobs=(top,) * (len(request.token_ids) - 1) if request.prompt_logprobs else (),
+        )
+
+
+def sampled_tokens(trajectory: Trajectory) -> list[list[int]]:
+    return [
+        [token for token, own in zip(each.token_ids, each.sampled_mask, strict=True) if own]
+        for each in trajectory.samples
+    ]
+
+
+def test_each_choice_of_several_is_a_conversation_of_its_own(run: Run) -> None:
+    run.begin()
+    asked = {"messages": [{"role": "user", "content": "Q"}], "n": 2, "logprobs": True, "seed": 5}
+    answers = [run.call("/v1/chat/completions", asked) for _ in range(2)]
+    trained = {}
+    for number, answer in enumerate(answers):
+        names = answer["conversations"]
+        assert len(set(names)) == 2 and [each["conversation"] for each in answer["choices"]] == names
+        assert answer["usage"]["completion_tokens"] == 6
+        for index, choice in enumerate(answer["choices"]):
+            told = run.reward(names[index], number + index / 2)
+            trained[told["sample"]] = [token["token_id"] for token in choice["logprobs"]["content"]], number + index / 2
+    # The draws of a choice depend on the seed and its place alone.
+    assert [(each.seed, each.draws_as) for each in run.sampler.asked] == [(5, "answer 0"), (5, "answer 1")] * 2
+    groups = run.end()
+    for each in (each for group in groups for each in group.trajectories):
+        assert (sampled_tokens(each)[0], each.env_reward) == trained[each.sample_id]
+    assert [[each.env_reward for each in group.trajectories] for group in groups] == [[0.0, 0.5], [1.0, 1.5]]
+
+
+def test_several_choices_of_a_named_conversation_are_turns_of_it() -> None:
+    run = Run(samples=1, prompts=1)
+    run.begin()
+    asked = {"messages": [{"role": "user", "content": "Q"}], "n": 3}
+    answer = run.call("/v1/chat/completions", asked, X_Conversation_Id="mine")
+    assert answer["conversation"] == "mine" and len(answer["choices"]) == 3
+    run.reward("mine", 1.0)
+    [trajectory] = run.end()[0].trajectories
+    assert len(trajectory.samples) == 3 and trajectory.turn_count == 3
+    run.host.close()
+
+
+def test_choices_are_streamed_side_by_side(run: Run) -> None:
+    run.begin()
+    body = {"messages": [{"role": "user", "content": "Q"}], "n": 2, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    headers = {"Authorization": "Bearer secret"}
+    request = urllib.request.Request(run.server.url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: {")]
+    assert len({tuple(event["conversations"]) for event in events}) == 1
+    texts = ["", ""]
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    assert sorted(texts) == ["x0", "x1"] and events[-1]["usage"]["completion_tokens"] == 6
     run.host.abandon()
+
+
+def test_a_stop_text_ends_the_answer_and_all_sampled_tokens_are_trained() -> None:
+    run = Run(samples=1, prompts=1)
+    run.sampler = Speaker("ab;cd$", "ok$")
+    run.begin()
+    asked = {"messages": [{"role": "user", "content": "Q"}], "stop": [";", "#"], "logprobs": True}
+    first = run.call("/v1/chat/completions", asked)
+    [choice] = first["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab", "stop")
+    assert [each["token_id"] for each in choice["logprobs"]["content"]] == list(ids("ab;"))
+    second = run.chat("Q", "ab", "more")  # belongs to the conversation, and reads what the client says
+    assert second["conversation"] == first["conversation"]
+    assert run.sampler.asked[0].sampling.stop == (";", "#") and run.sampler.asked[1].sampling is None
+    assert run.sampler.asked[1].token_ids[-len(ids("more")) - 2 :] != run.sampler.asked[0].token_ids
+    run.reward(first["conversation"], 1.0)
+    [trajectory] = run.end()[0].trajectories
+    assert sampled_tokens(trajectory) == [list(ids("ab;")), list(ids("ok$"))]
+    run.host.close()
+
+
+def test_the_likeliest_tokens() -> None:
+    run = Run(samples=1, prompts=1)
+    run.sampler = Speaker("a$")
+    run.begin()
+    asked = {"messages": [{"role": "user", "content": "Q"}], "logprobs": True, "top_logprobs": 2}
+    answer = run.call("/v1/chat/completions", asked)
+    tops = [each["top_logprobs"] for each in answer["choices"][0]["logprobs"]["content"]]
+    assert [[one["token_id"] for one in place] for place in tops] == [[1, 2], [1, 2]]
+    assert run.fails("/v1/chat/completions", {**asked, "top_logprobs": 21})[0] == 400
+    run.host.abandon()
+
+
+def test_completions_of_token_ids_go_on_in_the_tokens_that_were_sampled() -> None:
+    run = Run(samples=1, prompts=2)
+    run.sampler = Speaker("ab", "cd$", "ef", "gh")
+    run.begin()
+    start = list(ids("Q:"))
+    first = run.call("/v1/completions", {"prompt": start, "logprobs": 1, "max_tokens": 2})
+    [choice] = first["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+    said = choice["logprobs"]["token_ids"]
+    second = run.call("/v1/completions", {"prompt": [*start, *said, *ids("!")], "logprobs": 1})
+    assert second["conversation"] == first["conversation"]
+    assert run.sampler.asked[1].token_ids == (*start, *ids("ab!"))
+    # As text, with the prompt before the answer
+    third = run.call("/v1/completions", {"prompt": "Q:", "logprobs": 1, "echo": True})
+    [choice] = third["choices"]
+    assert choice["text"] == "Q:ef" and choice["logprobs"]["token_logprobs"] == [None, -0.25, -0.5, -0.5]
+    fourth = run.call("/v1/completions", {"prompt": "Q:ef and"})
+    assert fourth["conversation"] == third["conversation"] and run.sampler.asked[3].token_ids == tuple(ids("Q:ef and"))
+    for answer, reward in ((first, 1.0), (third, 0.0)):
+        run.reward(answer["conversation"], reward)
+    one, other = (group.trajectories[0] for group in run.end())
+    assert sampled_tokens(one) == [[*ids("ab"), *ids("cd$")]] and one.prompt_token_ids == tuple(start)
+    assert sampled_tokens(other) == [[*ids("ef"), *ids("gh")]]
+    run.host.close()
+
+
+def test_a_completion_that_is_no_prompt() -> None:
+    run = Run(samples=1, prompts=1)
+    run.begin()
+    for body, why in (
+        ({"prompt": ["a", "b"]}, "prompt must be a text or a list of token ids"),
+        ({"prompt": [10**9]}, "prompt holds a token id outside 0 to"),
+        ({"prompt": "Q", "max_tokens": 0, "echo": True}, "use a whole number above 0"),
+        ({"prompt": ""}, "prompt must be a text"),
+        ({"prompt": "Q " * 600}, "and 500 are allowed"),
+    ):
+        status, told = run.fails("/v1/completions", body)
+        assert status == 400 and why in told, told
+    run.host.abandon()
+
+
+def test_the_place_of_an_unnamed_conversation_whose_client_leaves_is_given_to_the_next() -> None:
+    run = Run(samples=1, prompts=1)
+    run.sampler = sampler = ByToken()
+    run.begin()
+    body = json.dumps({"messages": [{"role": "user", "content": "Q"}], "stream": True}).encode()
+    request = urllib.request.Request(run.server.url + "/v1/chat/completions", body, {"Authorization": "Bearer secret"})
+    sampler.go.release()
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        answer.readline()
+    until = time.monotonic() + 10
+    while sampler.waiting:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    sampler.go.release(3)
+    second = run.chat("Q")
+    run.reward(second["conversation"], 0.5)
+    [trajectory] = run.end()[0].trajectories
+    assert len(sampler.asked) == 2 and trajectory.turn_count == 1
+    assert (trajectory.token_ids, trajectory.env_reward) == (tuple(ids("x0$")), 0.5)  # the same draws
+    run.host.close()
 
 
 def test_the_responses_api(run: Run) -> None:

@@ -16,13 +16,17 @@ import pytest
 
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.data.chat_api import Refused
+from posttrain.data.openai_api.own_sampling import Honours
+from posttrain.data.openai_api.request import read
 from posttrain.envs.agent import Agent, AgentFailed, agent
-from posttrain.envs.agent.listener import Listener, read
+from posttrain.envs.agent.listener import Listener, turn_honours
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvAsk, EnvFailed, EnvSpec, EnvStart, EnvStep
 from posttrain.processes import proc
+from posttrain.records.trajectories import SamplingParams
 
 ASKED = [{"role": "user", "content": "Guess."}]
+RUN = SamplingParams(max_response_tokens=64)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
 
 AGENTS = '''
@@ -307,14 +311,14 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
     [
         ([], "the body must be a JSON object"),
         ({"messages": []}, "messages must be a list of at least one message"),
-        ({"messages": ASKED, "temperature": 0.5}, "temperature is set by the run; omit it"),
-        ({"messages": ASKED, "stop": ["x"]}, "stop is set by the run"),
-        ({"messages": ASKED, "n": 2}, "n must be 1"),
+        ({"messages": ASKED, "temperature": 0.5}, r"this endpoint samples with 1 \(rollout.temperature\)"),
+        ({"messages": ASKED, "stop": ["x"]}, r"this endpoint stops at \[\]"),
+        ({"messages": ASKED, "n": 65}, "use 1 to 64"),
         ({"messages": ASKED, "logprobs": True}, "logprobs are not returned"),
         ({"messages": ASKED, "max_tokens": 0.5}, "max_tokens is 0.5"),
         ({"messages": ASKED, "tools": [1]}, "tools must be a list of functions"),
         ({"messages": ASKED, "seed": 3}, "seed=3 is not supported"),
-        ({"messages": ASKED, "top_k": 5}, "top_k is set by the run; omit it"),
+        ({"messages": ASKED, "top_k": 5}, "have it ignored .environment.settings.any_sampling=true"),
         ({"messages": ASKED, "reasoning_effort": "low"}, 'reasoning_effort="low" is not supported'),
         ({"messages": ASKED, "modalities": ["text", "audio"]}, "modalities=.* is not supported"),
         ({"messages": ASKED, "functions": [{"name": "f"}]}, "functions=.* is not supported"),
@@ -323,12 +327,13 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
 )
 def test_what_agents_cannot_ask_for(body: Any, problem: str) -> None:
     with pytest.raises(Refused, match=problem):
-        read(body, any_sampling=False)
+        read(body, RUN, chat=True, honours=turn_honours(EnvSpec(name="agent"), any_sampling=False))
 
 
 def test_sampling_can_be_let_pass() -> None:
     ignored = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3}
-    asked = read({"messages": ASKED, **ignored, "max_tokens": 7}, any_sampling=True)
+    honours = turn_honours(EnvSpec(name="agent"), any_sampling=True)
+    asked = read({"messages": ASKED, **ignored, "max_tokens": 7}, RUN, chat=True, honours=honours)
     assert asked.max_tokens == 7
 
 
@@ -336,11 +341,12 @@ def test_parameters_without_an_effect_pass() -> None:
     """Clients write out parameters that say what holds anyway."""
     usual = {"modalities": ["text"], "verbosity": "medium", "repetition_penalty": 1.0, "prompt_cache_retention": "24h"}
     nothing = dict.fromkeys(("reasoning_effort", "prediction", "audio", "functions", "function_call", "top_k"))
-    assert list(read({"messages": ASKED, **usual, **nothing}, any_sampling=False).messages) == ASKED
+    honours = turn_honours(EnvSpec(name="agent"), any_sampling=False)
+    assert read({"messages": ASKED, **usual, **nothing}, RUN, chat=True, honours=honours).messages == ASKED
 
 
 def test_the_address_is_for_those_who_know_the_token() -> None:
-    listener = Listener(lambda asked: asked.refuse("no turns today"), any_sampling=False)
+    listener = Listener(lambda asked: asked[0].refuse("no turns today"), sampling=RUN, honours=Honours())
     from posttrain.envs.agent import AgentEpisode
 
     listener.start(AgentEpisode(base_url="", api_key="", messages=ASKED, row={}, seed=0, max_turns=None), {})
@@ -359,7 +365,7 @@ def test_the_address_is_for_those_who_know_the_token() -> None:
         assert json.loads(status("/v1/models", listener.token)[1])["data"][0]["id"] == "policy"
         assert json.loads(status("/v1/models/policy", listener.token)[1])["object"] == "model"
         assert status("/v1/models/other", listener.token)[0] == 404
-        assert status("/v1/completions", listener.token, b"{}")[0] == 404
+        assert status("/v1/embeddings", listener.token, b"{}")[0] == 404
         assert status("/v1/chat/completions", listener.token, b"{")[1].startswith("the body is not JSON")
         other = json.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "a"}]}).encode()
         found = status("/v1/chat/completions", listener.token, other)

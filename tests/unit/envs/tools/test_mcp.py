@@ -159,7 +159,7 @@ def test_an_address(address: str) -> None:
         ({"command": ["false"]}, "the MCP server false cannot be used"),
         ({"url": "http://127.0.0.1:9/mcp", "timeout_s": 5.0}, "the MCP server http://127.0.0.1:9/mcp cannot be used"),
         ({"url": "http://127.0.0.1:9/mcp", "token_env": "NO_SUCH_TOKEN"}, "NO_SUCH_TOKEN is not set"),
-        ({"url": "http://127.0.0.1:9/mcp", "timeout_s": 0}, "timeout_s is 0"),
+        ({"url": "http://127.0.0.1:9/mcp", "timeout_s": 0}, "timeout_s of the tool mcp is 0"),
     ],
 )
 def test_what_cannot_be_used(entry: dict[str, Any], words: str) -> None:

@@ -124,7 +124,7 @@ def test_gsm8k_says_whether_an_answer_is_right() -> None:
         ({"name": "verl", "class_name": "no.such.Class"}, "there is no module no.such"),
         ({"name": "verl", "class_name": "Class"}, "names no class"),
         ({"name": "verl", "class_name": "json.Nothing"}, "json has no class Nothing"),
-        ({"name": "verl"}, "missing a required argument: 'class_name'"),
+        ({"name": "verl"}, "the tool verl needs the option 'class_name'"),
         ({"name": "calculator", "schema": {"name": "x"}}, "the schema of the tool calculator cannot be used"),
         ({"name": "nowhere.py:echo"}, "there is no file nowhere.py"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import sqlite3
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.envs.tools import shortened, tools
+from posttrain.envs.tools import shortened, tools, tools_of
 from posttrain.errors import ConfigError, DataError
 from posttrain.interfaces.env import EnvSpec
 from posttrain.interfaces.tool import ToolFailed
@@ -74,8 +75,6 @@ def test_a_corpus_that_cannot_be_used(tmp_path: Path) -> None:
         TOOLS.get("search")(corpus=str(path))
     with pytest.raises(ConfigError, match="there is no file nowhere"):
         TOOLS.get("search")(corpus="nowhere")
-    with pytest.raises(ConfigError, match="results is 0; use at least 1"):
-        TOOLS.get("search")(corpus=str(path), results=0)
 
 
 def test_sql_reads(shop: Path) -> None:
@@ -165,8 +164,39 @@ def test_python_prints_or_says_why_not() -> None:
     assert tool.run({"code": "print(6 * 7)"}) == "42\n"
     assert tool.run({"code": "x = 1"}) == "(nothing was printed)"
     assert tool.run({"code": "print(1)\n1 / 0"}) == "1\n\nZeroDivisionError: division by zero"
-    with pytest.raises(ConfigError, match="timeout_s is 0; use more than 0"):
-        TOOLS.get("python")(timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        (
+            {"name": "python", "timeout_s": 0},
+            "the option timeout_s of the tool python is 0: input should be greater than 0",
+        ),
+        ({"name": "python", "memory_mib": -1}, "the option memory_mib of the tool python is -1"),
+        ({"name": "retrieve", "url": "http://h/", "results": 0}, "the option results of the tool retrieve is 0"),
+        (
+            {"name": "retrieve", "url": "http://h/", "timeout_s": "soon"},
+            "the option timeout_s of the tool retrieve is 'soon'",
+        ),
+        ({"name": "sql", "database": "a.db", "max_rows": 1.5}, "the option max_rows of the tool sql is 1.5"),
+        (
+            {"name": "search", "corpus": "a.jsonl", "max_characters": 0},
+            "the option max_characters of the tool search is 0",
+        ),
+        ({"name": "mcp", "url": "http://h/", "timeout_s": -3}, "the option timeout_s of the tool mcp is -3"),
+        ({"name": "retrieve"}, "the tool retrieve needs the option 'url'"),
+        ({"name": "python", "timeout": 3}, "did you mean timeout_s"),
+    ],
+)
+def test_options_out_of_range(tool: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        tools_of([tool])
+
+
+def test_an_option_is_converted_to_its_type() -> None:
+    [tool] = tools_of([{"name": "python", "timeout_s": "2", "allow_unboxed": True}])
+    assert tool.run({"code": "print(6 * 7)"}) == "42\n"
 
 
 def test_a_conversation_with_calls() -> None:
@@ -219,7 +249,7 @@ def test_everything_wrong_with_the_tools_is_told_at_once() -> None:
         )
     text = str(caught.value)
     assert "there is no tool called 'calculater'" in text and "did you mean calculator?" in text
-    assert "the tool search: missing a required argument: 'corpus'" in text
+    assert "the tool search needs the option 'corpus'" in text
     assert "the tool sql has no option 'databse'" in text and "did you mean database?" in text
     assert "two tools are called calculator" in text
     with pytest.raises(ConfigError, match="tools is empty; name some"):

@@ -39,6 +39,7 @@ class OpenConversation:
     metrics: Mapping[str, float] = field(default_factory=dict)
     # Sampled turns that are not answered yet.
     responses: dict[str, Trajectory] = field(default_factory=dict)
+    named: bool = False  # by its caller
     by_call: bool = False  # begun by POST /conversations
 
 
@@ -47,13 +48,16 @@ class OpenHost:
 
     Args: conversation_timeout_s, after which a conversation without request and reward has failed; group_timeout_s, after which
         the empty places of a group that was begun have failed; wait_s, for a place when all are taken (while the run trains);
-        has_rows, True where episodes are rows of data, which a caller must ask for.
+        has_rows, True where episodes are rows of data, which a caller must ask for; group_size, the conversations of a group.
     """
 
-    def __init__(self, *, conversation_timeout_s: float, group_timeout_s: float, wait_s: float, has_rows: bool) -> None:
+    def __init__(
+        self, *, conversation_timeout_s: float, group_timeout_s: float, wait_s: float, has_rows: bool, group_size: int
+    ) -> None:
         self._limits = conversation_timeout_s, group_timeout_s
         self._wait_s = wait_s
         self.has_rows = has_rows
+        self._group_size = group_size
         self._changed = threading.Condition()
         self._places = Places()
         self._open: dict[str, OpenConversation] = {}  # by name
@@ -92,11 +96,24 @@ class OpenHost:
             if talk is None:
                 return
             talk.turns.refuse(turn, why)
-            if not (talk.turns.turns or talk.turns.waiting or talk.by_call):
-                talk.turns.over = True
-                del self._open[talk.name], self._by_episode[episode]
-                self._places.give_back(talk.group, talk.place, time.monotonic())
-                self._changed.notify_all()
+            self._give_back(talk)
+
+    def gone(self, talk: OpenConversation, request: TurnRequest) -> None:
+        """The client of a request has disconnected, or does without it. A conversation that has nothing else and no name
+        of its caller's, by which it would be continued, gives its place back."""
+        with self._changed:
+            talk.turns.gone(request)
+            if not talk.named:
+                self._give_back(talk)
+
+    def _give_back(self, talk: OpenConversation) -> None:
+        if talk.state != "open" or talk.turns.turns or talk.turns.waiting or talk.by_call:
+            return
+        talk.turns.over = True
+        talk.state, talk.why = "dropped", "nothing was sampled in it"
+        del self._open[talk.name], self._by_episode[talk.place.episode]
+        self._places.give_back(talk.group, talk.place, time.monotonic())
+        self._changed.notify_all()
 
     def streams(self, episode: str, turn: str) -> bool:
         talk = self._by_episode.get(episode)
@@ -174,23 +191,34 @@ class OpenHost:
         with self._changed:
             if name in self._open or name in self._over:
                 raise Refused(f"there is a conversation {name!r} already", 409)
-            talk = self._taken(name, label, any_place=not label)
+            [talk] = self._taken(name, label, any_place=not label)
             talk.by_call = True
             return talk
 
-    def request(self, name: str, label: str, request: TurnRequest) -> OpenConversation:
-        """Take a request for a turn. ``name`` of its conversation; "": the one that it extends, or a new one. ``label``: the
-        caller's name of the group, or "". Raises: Refused."""
+    def request(self, name: str, label: str, requests: Sequence[TurnRequest]) -> list[OpenConversation]:
+        """Take the choices of a request for a turn. Returns: the conversation of each, which are all that with the ``name``, or
+        without one the conversation that the request extends; several choices, and a request that extends none, begin new ones.
+
+        Args: label, the caller's name of the group, or "". Raises: Refused.
+        """
+        first, several = requests[0], len(requests) > 1
         with self._changed:
-            talk = self._named(name) if name else self._extended(request)
-            if talk is None:
+            talk = self._named(name) if name else None if several else self._extended(first)
+            talks = [talk] if talk else []
+            if not talks:
                 if self.has_rows:
                     what = "the episodes of this run are rows of its data: begin with POST /conversations, which returns one"
                     raise Refused(what, 409)
-                talk = self._taken(name, label or task_label(request.messages, request.tools), any_place=False)
-            talk.last_used = time.monotonic()
-        talk.turns.requested(request)
-        return talk
+                label = label or task_label(first.messages, first.tools, first.prompt)
+                talks = self._taken(name, label, any_place=False, count=1 if name else len(requests))
+            for each in talks:
+                each.last_used = time.monotonic()
+        if len(talks) == 1:
+            talks[0].turns.requested(requests)
+            return talks * len(requests)
+        for each, request in zip(talks, requests, strict=True):
+            each.turns.requested([request])
+        return talks
 
     def reward(self, name: str, reward: float | None, metrics: Mapping[str, float]) -> OpenConversation:
         """End a conversation with its reward; None: the run's reward terms score it. The same reward twice is answered twice.
@@ -242,28 +270,36 @@ class OpenHost:
                 return talk
         return None
 
-    def _taken(self, name: str, label: str, *, any_place: bool) -> OpenConversation:
-        """Take a place, as soon as there is one."""
+    def _taken(self, name: str, label: str, *, any_place: bool, count: int = 1) -> list[OpenConversation]:
+        """Take places of one group for new conversations, as soon as there are so many."""
+        if count > self._group_size:
+            what = f"n is {count}, and each choice is a conversation of one group, which has {self._group_size}"
+            raise Refused(f"{what} (rollout.samples_per_prompt)")
         end = time.monotonic() + self._wait_s
         while True:
             if self._closed:
                 raise Refused("the run has ended", 503)
             now = time.monotonic()
-            found = self._places.take_any(now) if any_place else self._places.take(label, now)
+            found = self._places.take_any(now) if any_place else self._places.take(label, now, count)
             if found is not None:
                 break
             if now >= end:
                 what = f"the run takes no further conversation now: it has been training or full for {self._wait_s:g} s"
                 raise Refused(f"{what}; try again", 503)
             self._changed.wait(min(end - now, LOOK_S))
-        group, place = found
-        name = name or f"conversation-{self._start}-{next(self._numbers)}"
+        group, places = found
+        return [self._begun(name, group, place) for place in places]
+
+    def _begun(self, given: str, group: Group, place: Place) -> OpenConversation:
+        name = given or f"conversation-{self._start}-{next(self._numbers)}"
         talk: OpenConversation
 
         def emit(event: EnvAsk | EnvWithdrawn | EnvStep | Exception) -> None:
             self._emit(talk, event)
 
-        talk = OpenConversation(name, group, place, AskedTurns(place.spec, emit, self._changed), time.monotonic())
+        start = f"{place.conversations}." if place.conversations > 1 else ""
+        turns = AskedTurns(place.spec, emit, self._changed, start=start)
+        talk = OpenConversation(name, group, place, turns, time.monotonic(), named=bool(given))
         self._open[name] = self._by_episode[place.episode] = talk
         return talk
 

@@ -1,4 +1,5 @@
-"""The HTTP server of an open run: OpenAI's chat completions and responses, and calls that begin and reward conversations."""
+"""The HTTP server of an open run: OpenAI's chat completions, completions and responses, and calls that begin and reward
+conversations."""
 
 from __future__ import annotations
 
@@ -8,37 +9,42 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from typing import Any
 
 from posttrain.backends.environments.open.host import OpenConversation, OpenHost, described
-from posttrain.data.chat_api import Refused
+from posttrain.data.chat_api import Refused, check_model
+from posttrain.data.openai_api.answer import EchoedPrompt, LiveAnswer
+from posttrain.data.openai_api.own_sampling import Honours
+from posttrain.data.openai_api.request import EndpointRequest, read
 from posttrain.data.responses_api import as_chat, as_response
-from posttrain.data.stream_events import events_of, failed
-from posttrain.data.text_pieces import TextPieces
-from posttrain.data.tool_forms import openings_of
-from posttrain.envs.agent.listener import (
-    MODEL,
-    AgentHandler,
-    TurnAnswer,
-    TurnRequest,
-    completion,
-    model_routes,
-    new_name,
-    read,
-)
+from posttrain.data.stream_events import AnswerEvents, events_of, failed, in_one_piece
+from posttrain.data.tool_forms import DEFAULT
+from posttrain.envs.agent.listener import MODEL, AgentHandler, Choices, TurnAnswer, model_routes, new_name
+from posttrain.errors import DataError
 from posttrain.libraries.http_host import names_this_machine
-from posttrain.records.trajectories import Trajectory, Unfinished
+from posttrain.records.trajectories import SamplingParams, Unfinished
 
 CONVERSATION = "X-Conversation-Id"  # header: the conversation that a request belongs to; also in answers
 GROUP = "X-Group-Id"  # header: the group that a new conversation belongs to
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTexts:
+    """Conversions between tokens and texts."""
+
+    text_of: Callable[[int], str]  # of one token, for log-probs
+    decode: Callable[[Sequence[int]], str]  # of a turn
+    # Of the prompt of a completion; raises DataError
+    encode: Callable[[str | tuple[int, ...]], tuple[int, ...]]
+    form: str = DEFAULT  # of tool calls
+
+
 class OpenServer:
     """Answers programs outside, in a thread per connection, from its creation until it is closed.
 
-    Args: text_of, of one token, for log-probs; decode, the text of a turn's tokens.
+    Args: sampling, the run's; honours, what it takes of requests.
     Raises: OSError when it cannot listen at the address.
     """
 
@@ -49,13 +55,12 @@ class OpenServer:
         port: int,
         *,
         token: str,
-        any_sampling: bool,
-        text_of: Callable[[int], str],
-        decode: Callable[[Sequence[int]], str],
+        sampling: SamplingParams,
+        honours: Honours,
+        tokens: TokenTexts,
     ):
         self.host = host
-        self.any_sampling = any_sampling
-        self.text_of, self.decode = text_of, decode
+        self.sampling, self.honours, self.tokens = sampling, honours, tokens
         self._token = token
         self._names = frozenset({"localhost", address.lower()})
         self._server = ThreadingHTTPServer((address, port), _Handler)
@@ -99,8 +104,9 @@ class _Handler(AgentHandler):
 
     def _posts(self) -> Mapping[str, Callable[[], Any]]:
         return {
-            "/v1/chat/completions": self._chat,
-            "/v1/responses": self._responses,
+            "/v1/chat/completions": lambda: self._completed(self._body(), chat=True),
+            "/v1/completions": lambda: self._completed(self._body(), chat=False),
+            "/v1/responses": lambda: self._completed(as_chat(self._body()), chat=True, as_items=True),
             "/conversations": self._begin,
             "/rewards": self._reward,
         }
@@ -115,84 +121,42 @@ class _Handler(AgentHandler):
             self.send_header(CONVERSATION, talk.name)
         super().end_headers()
 
-    def _chat(self) -> Any:
-        return self._completed(self._body(), as_items=False)
-
-    def _responses(self) -> Any:
-        return self._completed(as_chat(self._body()), as_items=True)
-
-    def _completed(self, body: Any, *, as_items: bool) -> Any:
+    def _completed(self, body: Any, *, chat: bool, as_items: bool = False) -> Any:
         """Have a turn sampled, and return the answer; ``as_items``, as the responses API has it."""
-        request = replace(
-            read(body, any_sampling=self._open.any_sampling, gives_logprobs=True), gone=self._client_has_gone
-        )
-        if body.get("top_logprobs"):
-            raise Refused("top_logprobs must be 0: the run keeps the log-probs of the sampled tokens only")
-        name, label = self.headers.get(CONVERSATION, ""), self.headers.get(GROUP, "")
-        talk = self._open.host.request(name, label, request)
-        self._talk = talk
-        with_logprobs = bool(body.get("logprobs"))
-        first = request.next(lambda: talk.turns.gone(request))
-        if request.stream:
-            _answered(first)
-            return self._events(talk, request, first, as_items=as_items, with_logprobs=with_logprobs)
-        while isinstance(first, Unfinished):
-            first = request.next(lambda: talk.turns.gone(request))
-        whole = self._whole(_answered(first), {"conversation": talk.name}, new_name(), with_logprobs=with_logprobs)
+        server = self._open
+        asked = read(body, server.sampling, chat=chat, honours=server.honours)
+        check_model(body, MODEL)
+        prompt = self._echoed(asked)
+        choices = Choices(asked, self._client_has_gone)
+        name, label = self._named_in(CONVERSATION), self._named_in(GROUP)
+        turn = _Turn(server, choices, server.host.request(name, label, choices.requests), prompt, as_items)
+        if turn.is_one:
+            self._talk = turn.talks[0]
+        try:
+            if asked.stream:
+                return turn.events()
+            choices.wait(turn.leave)
+        except Refused:
+            turn.leave()  # the other choices
+            raise
+        whole = turn.whole()
         return as_response(whole) if as_items else whole
 
-    def _events(
-        self,
-        talk: OpenConversation,
-        request: TurnRequest,
-        found: TurnAnswer | Unfinished,
-        *,
-        as_items: bool,
-        with_logprobs: bool,
-    ) -> Iterator[str]:
-        """Yield the events of a turn while it is sampled; ``found`` is what came first."""
-        head: dict[str, Any] = {"conversation": talk.name}
-        if (version := _version(found)) is not None:
-            head["policy_version"] = version
-        head |= {"id": new_name(), "created": int(time.time()), "model": MODEL}
-        events = events_of(head, chat=True, as_items=as_items, with_usage=request.with_usage)
-        opening = openings_of(talk.place.spec.tool_call_form) if request.tools else ()
-        pieces, sent = TextPieces(self._open.decode, opening=opening), 0
-        while isinstance(found, Unfinished):
-            sent += len(found.token_ids)
-            logprobs = {"content": self._logprobs(found)} if with_logprobs else None
-            yield from events.piece(0, pieces.add(found.token_ids), logprobs)
-            found = request.next(lambda: talk.turns.gone(request))
+    def _named_in(self, header: str) -> str:
+        return _checked(self.headers.get(header) or "", header)
+
+    def _echoed(self, asked: EndpointRequest) -> list[EchoedPrompt]:
+        """Check the prompt of a completion, and return it where answers begin with it. Raises: Refused."""
+        if asked.messages is not None:
+            return []
+        [prompt], tokens = asked.prompts, self._open.tokens
         try:
-            whole = self._whole(_answered(found), head, head["id"], with_logprobs=with_logprobs)
-        except Refused as refused:
-            yield failed(str(refused), refused.status)
-            return
-        [choice] = whole["choices"]
-        rest = {"content": choice["logprobs"]["content"][sent:]} if choice["logprobs"] else None
-        yield from events.finished(choice, pieces.rest(choice["message"]["content"] or ""), rest)
-        yield from events.end(whole)
-
-    def _whole(self, answer: TurnAnswer, head: Mapping[str, Any], name: str, *, with_logprobs: bool) -> dict[str, Any]:
-        logprobs = None
-        if with_logprobs and answer.response is not None:
-            logprobs = {"content": self._logprobs(answer.response)}
-        choice = {
-            "index": 0,
-            "finish_reason": answer.finish_reason,
-            "logprobs": logprobs,
-            "message": answer.message,
-        }
-        version = {} if answer.response is None else {"policy_version": answer.response.policy_version}
-        return {**completion(choice, answer, name), **head, **version}
-
-    def _logprobs(self, response: Trajectory | Unfinished) -> list[dict[str, Any]]:
-        pairs = zip(response.token_ids, response.logprobs, strict=True)
-        texts = [(token, self._open.text_of(token), logprob) for token, logprob in pairs]
-        return [
-            {"token": text, "token_id": token, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for token, text, logprob in texts
-        ]
+            ids = tokens.encode(prompt)
+        except DataError as error:
+            raise Refused(str(error)) from None
+        if not asked.echo:
+            return []
+        return [EchoedPrompt(prompt if isinstance(prompt, str) else tokens.decode(ids), ids)]
 
     def _begin(self) -> Any:
         body = self._object(known={"conversation", "group"})
@@ -209,9 +173,12 @@ class _Handler(AgentHandler):
             )
         if not isinstance(metrics, dict) or not all(_is_finite(value) for value in metrics.values()):
             raise Refused("metrics must be finite numbers by name")
-        talk: OpenConversation = self._open.host.reward(
-            _text(body, "conversation") or self.headers.get(CONVERSATION, ""), reward, metrics
-        )
+        if not all(0 < len(name) <= 100 and name.isprintable() for name in metrics):
+            raise Refused("names of metrics must have 1 to 100 printable characters")
+        name = _text(body, "conversation") or self._named_in(CONVERSATION)
+        if not name:
+            raise Refused(f"conversation is missing: name the one that the reward is for, here or in {CONVERSATION}")
+        talk: OpenConversation = self._open.host.reward(name, reward, metrics)
         return {"ok": True, "conversation": talk.name, "sample": talk.place.episode, "turns": talk.turns.turns}
 
     def _object(self, *, known: set[str]) -> dict[str, Any]:
@@ -223,11 +190,92 @@ class _Handler(AgentHandler):
         return body
 
 
-def _answered(found: TurnAnswer | Unfinished) -> Any:
-    """Raises: Refused when a turn was refused."""
-    if isinstance(found, TurnAnswer) and found.message is None:
-        raise Refused(found.why, found.status)
-    return found
+class _Turn:
+    """A request while it is sampled, and its answer."""
+
+    def __init__(
+        self,
+        server: OpenServer,
+        choices: Choices,
+        talks: Sequence[OpenConversation],
+        echoed: Sequence[EchoedPrompt],
+        as_items: bool,
+    ):
+        self.choices, self.talks = choices, talks
+        self._server, self._echoed, self._as_items = server, echoed, as_items
+        self._head: dict[str, Any] = {"id": new_name(), "created": int(time.time()), "model": MODEL}
+
+    @property
+    def is_one(self) -> bool:
+        """True where all choices are of one conversation."""
+        return len({talk.name for talk in self.talks}) == 1
+
+    def leave(self) -> None:
+        """Withdraw what is not answered yet."""
+        for talk, request in zip(self.talks, self.choices.requests, strict=True):
+            if request.index not in self.choices.answers:
+                self._server.host.gone(talk, request)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the body of the complete answer, with the conversation of each choice."""
+        tokens, head = self._server.tokens, self._head
+        whole = self.choices.whole(
+            head["id"], form=tokens.form, created=head["created"], text_of=tokens.text_of, echoed=self._echoed
+        )
+        versions = [response.policy_version for response in self.choices.responses]
+        for choice, talk, version in zip(whole["choices"], self.talks, versions, strict=True):
+            choice |= {"conversation": talk.name, "policy_version": version}
+        return {**whole, **self._names, "policy_version": min(versions)}
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        names = [talk.name for talk in self.talks]
+        return {"conversation": names[0]} if self.is_one else {"conversations": names}
+
+    def events(self) -> Iterator[str]:
+        """Wait for the first token, and return the events of the answer while it is sampled; after a prompt with its log-probs,
+        when it is whole. Raises: Refused before the first event."""
+        asked = self.choices.asked
+        begun = [] if asked.echo and asked.with_logprobs else [self.choices.next(self.leave)]
+        head: dict[str, Any] = {**self._head, **self._names}
+        if begun and (version := _version(begun[0][1])) is not None:
+            head["policy_version"] = version
+        chat = asked.messages is not None
+        events = events_of(head, chat=chat, as_items=self._as_items, with_usage=asked.with_usage)
+        if begun:
+            return self._live(begun[0], events)
+        self.choices.wait(self.leave)
+        return in_one_piece(self.whole(), events)
+
+    def _live(self, found: tuple[int, TurnAnswer | Unfinished], events: AnswerEvents) -> Iterator[str]:
+        """Yield the events of an answer while it is sampled; ``found`` is what came first."""
+        asked, tokens = self.choices.asked, self._server.tokens
+        echoes = [each.text for each in self._echoed] * asked.answers
+        live = LiveAnswer(
+            events,
+            asked,
+            asked.answers,
+            form=tokens.form,
+            decode=tokens.decode,
+            text_of=tokens.text_of,
+            echoes=echoes,
+        )
+        try:
+            yield from live.begin()
+            while True:
+                index, progress = found
+                if isinstance(progress, Unfinished):
+                    yield from live.grown(index, progress)
+                elif progress.response is not None:
+                    yield from live.ended(index, progress.response)
+                if self.choices.complete:
+                    break
+                found = self.choices.next(self.leave)
+        except Refused as refused:
+            self.leave()
+            yield failed(str(refused), refused.status)
+            return
+        yield from live.end(self.whole())
 
 
 def _version(found: TurnAnswer | Unfinished) -> int | None:
@@ -238,14 +286,21 @@ def _version(found: TurnAnswer | Unfinished) -> int | None:
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name) or ""
+    value = body.get(name)
+    return _checked("" if value is None else value, name)
+
+
+def _checked(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > 200 or not value.isprintable() or not value.isascii():
         raise Refused(f"{name} must be a text of up to 200 printable ASCII characters")
     return value
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _wrong_host() -> Any:

@@ -17,6 +17,7 @@ class Place:
     episode: str
     spec: EnvSpec
     seed: int
+    conversations: int = 0  # that it was given to
 
 
 @dataclass(slots=True, eq=False)
@@ -45,24 +46,24 @@ class Places:
         name = place.episode.rpartition("/")[0]
         self._groups.setdefault(name, Group(name)).free.append(place)
 
-    def take(self, label: str, now: float) -> tuple[Group, Place] | None:
-        """Take a place for a conversation with this label: of the group that has it already, else of the oldest without one.
+    def take(self, label: str, now: float, count: int = 1) -> tuple[Group, list[Place]] | None:
+        """Take places for conversations with this label: of the group that has it already, else of the oldest without one.
 
-        Returns: None while there is none.
+        Returns: None while no such group has so many.
         """
-        groups = [group for group in self._groups.values() if group.free]
+        groups = [group for group in self._groups.values() if len(group.free) >= count]
         same = [group for group in groups if group.label == label]
         new = [group for group in groups if not group.label]
         if not same and not new:
             return None
         group = (same or new)[0]
-        return group, _taken(group, label, now)
+        return group, [_taken(group, label, now) for _ in range(count)]
 
-    def take_any(self, now: float) -> tuple[Group, Place] | None:
+    def take_any(self, now: float) -> tuple[Group, list[Place]] | None:
         """Take the oldest place, for a caller that plays what the run wants."""
         for group in self._groups.values():
             if group.free and (not group.label or group.label == f"row {group.name}"):
-                return group, _taken(group, f"row {group.name}", now)
+                return group, [_taken(group, f"row {group.name}", now)]
         return None
 
     def give_back(self, group: Group, place: Place, now: float) -> None:
@@ -104,10 +105,16 @@ def _taken(group: Group, label: str, now: float) -> Place:
     group.label, group.last_used = label, now
     group.open += 1
     group.begun += 1
-    return group.free.pop(0)
+    place = group.free.pop(0)
+    place.conversations += 1
+    return place
 
 
-def task_label(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> str:
-    """Return a label that is equal for conversations that begin with the same messages and tools: samples of one task."""
-    begun = json.dumps([list(messages), list(tools)], sort_keys=True, default=str, ensure_ascii=True)
+def task_label(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], prompt: str | Sequence[int] | None = None
+) -> str:
+    """Return a label that is equal for conversations that begin with the same messages and tools, or the same prompt of a
+    completion: samples of one task."""
+    said = [list(messages), list(tools)] if prompt is None else prompt
+    begun = json.dumps(said, sort_keys=True, default=str, ensure_ascii=True)
     return f"task {hashlib.blake2b(begun.encode(), digest_size=12).hexdigest()}"

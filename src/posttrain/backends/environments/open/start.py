@@ -5,25 +5,27 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.backends.environments.open.host import OpenHost
-from posttrain.backends.environments.open.http import OpenServer
+from posttrain.backends.environments.open.http import OpenServer, TokenTexts
 from posttrain.config import RunConfig
+from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
+from posttrain.envs.agent.listener import RUN_HONOURS
 from posttrain.errors import ConfigError, Problem
-from posttrain.registry import ENVS
+from posttrain.records.trajectories import SamplingParams
+from posttrain.registry import ENVS, ROLLOUT_ENGINES
 
 TOKEN = "endpoint_token"  # the file in the run folder
 
 
 def start_open(
-    config: RunConfig, folder: Path, text_of: Callable[[int], str], decode: Callable[[Sequence[int]], str]
+    config: RunConfig, folder: Path, sampling: SamplingParams, tokens: TokenTexts
 ) -> tuple[OpenHost, list[str]]:
     """Listen for programs outside. Returns: the host of their episodes, and what a client sets, for the user.
 
-    Args: text_of and decode, as OpenServer.
+    Args: sampling, the run's.
     Raises: ConfigError when it cannot listen, or the token cannot be read or written.
     """
     # The settings, with the defaults that stand where they are registered.
@@ -36,6 +38,7 @@ def start_open(
         group_timeout_s=settings["group_timeout_s"],
         wait_s=settings["wait_s"],
         has_rows=bool(config.data.train_files),
+        group_size=config.rollout.samples_per_prompt,
     )
     address, port = str(settings["host"]), int(settings["port"])
     try:
@@ -44,15 +47,31 @@ def start_open(
             address,
             port,
             token=token,
-            any_sampling=bool(settings["any_sampling"]),
-            text_of=text_of,
-            decode=decode,
+            sampling=sampling,
+            honours=_honours(config, any_sampling=bool(settings["any_sampling"])),
+            tokens=tokens,
         )
     except OSError as error:
         what = f"cannot listen at {address}:{port}: {error.strerror or error}"
         fix = "use another port, or 0 for a free one"
         raise ConfigError(Problem(what, fix=fix, field="environment.settings.port")) from None
     return host, [f"open to programs: OPENAI_BASE_URL={server.url}/v1, OPENAI_API_KEY is in {file}"]
+
+
+def _honours(config: RunConfig, *, any_sampling: bool) -> Honours:
+    """Return what the run takes of requests: the distribution is the run's, everything else depends on its sampler."""
+    facts = ROLLOUT_ENGINES.facts(config.rollout.engine)
+    continued = (
+        config.asynchronous.mode == "colocate"
+    )  # with newer weights, for which a prompt's log-probs are not kept
+    return Honours(
+        stops=facts.samplings_of_requests,
+        seeds=facts.seeds_of_requests,
+        tops=facts.reports_top_logprobs,
+        echoes=facts.prompt_logprobs_of_requests and not continued,
+        ignored=frozenset({*DISTRIBUTION, "seed"}) if any_sampling else frozenset(),
+        **RUN_HONOURS,
+    )
 
 
 def _token(file: str | None, folder: Path) -> tuple[str, Path]:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from posttrain.backends.endpoint.request import EchoedPrompt, EndpointRequest, answer, read
 from posttrain.data.chat_api import Refused
+from posttrain.data.openai_api.answer import EchoedPrompt, answer
+from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
+from posttrain.data.openai_api.request import EndpointRequest, read
 from posttrain.data.stream_events import events_of, in_one_piece
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 SAMPLING = SamplingParams(max_response_tokens=16, temperature=0.5, stop=("END",))
+IGNORED = frozenset({*DISTRIBUTION, "stop"})
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -24,11 +27,11 @@ def response(text: str, reason: StopReason = StopReason.EOS) -> Trajectory:
 
 
 def test_what_is_left_out_is_the_runs() -> None:
-    asked = read(HELLO, SAMPLING, chat=True, any_sampling=False)
+    asked = read(HELLO, SAMPLING, chat=True, honours=Honours())
     assert (asked.max_tokens, asked.answers, asked.stream, asked.with_logprobs) == (16, 1, False, False)
     full = HELLO | {"model": "m", "max_completion_tokens": 3, "n": 2, "temperature": 0.5, "top_p": 1, "stop": "END"}
     asked = read(
-        full | {"presence_penalty": 0, "stream": True, "logprobs": True}, SAMPLING, chat=True, any_sampling=False
+        full | {"presence_penalty": 0, "stream": True, "logprobs": True}, SAMPLING, chat=True, honours=Honours()
     )
     assert (asked.max_tokens, asked.answers, asked.stream, asked.with_logprobs) == (3, 2, True, True)
 
@@ -39,7 +42,7 @@ def test_messages_become_what_templates_read() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
-    asked = read({"messages": messages}, SAMPLING, chat=True, any_sampling=False)
+    asked = read({"messages": messages}, SAMPLING, chat=True, honours=Honours())
     assert asked.messages is not None
     assert asked.messages[0]["content"] == "ab"
     assert asked.messages[1]["content"] == ""
@@ -48,7 +51,7 @@ def test_messages_become_what_templates_read() -> None:
 
 @pytest.mark.parametrize(("prompt", "read_as"), [("a", "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2)), (["a"], "a")])
 def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
-    assert read({"prompt": prompt}, SAMPLING, chat=False, any_sampling=False).prompts == (read_as,)
+    assert read({"prompt": prompt}, SAMPLING, chat=False, honours=Honours()).prompts == (read_as,)
 
 
 @pytest.mark.parametrize(
@@ -84,27 +87,27 @@ def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
 )
 def test_what_cannot_be_answered(body: Any, problem: str) -> None:
     with pytest.raises(Refused, match=problem):
-        read(body, SAMPLING, chat=True, any_sampling=False)
+        read(body, SAMPLING, chat=True, honours=Honours())
 
 
 def test_what_is_null_is_the_default_and_a_stop_of_no_text_is_refused_in_any_case() -> None:
-    asked = read(HELLO | {"max_tokens": None, "n": None, "stop": None}, SAMPLING, chat=True, any_sampling=False)
+    asked = read(HELLO | {"max_tokens": None, "n": None, "stop": None}, SAMPLING, chat=True, honours=Honours())
     assert (asked.max_tokens, asked.answers) == (16, 1)
-    assert read(HELLO | {"stop": []}, SAMPLING, chat=True, any_sampling=False).answers == 1
+    assert read(HELLO | {"stop": []}, SAMPLING, chat=True, honours=Honours()).answers == 1
     with pytest.raises(Refused, match="stop is 5"):
-        read(HELLO | {"stop": 5}, SAMPLING, chat=True, any_sampling=True)
+        read(HELLO | {"stop": 5}, SAMPLING, chat=True, honours=Honours(ignored=IGNORED))
 
 
 def test_everything_wrong_is_told_at_once_and_sampling_can_be_let_pass() -> None:
     with pytest.raises(Refused) as caught:
-        read({"temperature": 2, "n": 0.5, "prompt": 7}, SAMPLING, chat=False, any_sampling=False)
+        read({"temperature": 2, "n": 0.5, "prompt": 7}, SAMPLING, chat=False, honours=Honours())
     assert str(caught.value).count(";") == 4  # one within the first, after "(rollout.temperature)", and in n's
-    assert read(HELLO | {"temperature": 2}, SAMPLING, chat=True, any_sampling=True).answers == 1
+    assert read(HELLO | {"temperature": 2}, SAMPLING, chat=True, honours=Honours(ignored=IGNORED)).answers == 1
 
 
 def test_a_chat_answer_with_a_tool_call() -> None:
     tool = {"type": "function", "function": {"name": "now"}}
-    asked = read(HELLO | {"tools": [tool], "logprobs": True}, SAMPLING, chat=True, any_sampling=False)
+    asked = read(HELLO | {"tools": [tool], "logprobs": True}, SAMPLING, chat=True, honours=Honours())
     text = 'Let me see. <tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call><tool_call>{</tool_call>'
     whole = answer("r-0", "m", 9, asked, 4, [response(text), response("ok", StopReason.LENGTH)])
     first, second = whole["choices"]
@@ -119,7 +122,7 @@ def test_a_chat_answer_with_a_tool_call() -> None:
 
 
 def test_the_same_as_events() -> None:
-    asked = read(HELLO | {"n": 2}, SAMPLING, chat=True, any_sampling=False)
+    asked = read(HELLO | {"n": 2}, SAMPLING, chat=True, honours=Honours())
     whole = answer("r-0", "m", 9, asked, 4, [response("a"), response("b")])
     head = {name: whole[name] for name in ("id", "created", "model")}
     assert not any(
@@ -133,7 +136,7 @@ def test_the_same_as_events() -> None:
 
 
 def test_a_completion() -> None:
-    asked = read({"prompt": "a", "logprobs": 1}, SAMPLING, chat=False, any_sampling=False)
+    asked = read({"prompt": "a", "logprobs": 1}, SAMPLING, chat=False, honours=Honours())
     [choice] = answer("r-0", "m", 9, asked, 1, [response("b")])["choices"]
     assert choice["text"] == "b"
     texts = ["token_id:5", "token_id:6"]
@@ -141,18 +144,23 @@ def test_a_completion() -> None:
 
 
 def test_seeds_of_requests_where_the_sampler_draws_by_them() -> None:
-    assert read(HELLO | {"seed": 5}, SAMPLING, chat=True, any_sampling=False, seeds=True).seed == 5
+    assert read(HELLO | {"seed": 5}, SAMPLING, chat=True, honours=Honours(seeds=True)).seed == 5
     for seed in ("5", True, 2**63):
         with pytest.raises(Refused, match=r"seed is .*; use a whole number"):
-            read(HELLO | {"seed": seed}, SAMPLING, chat=True, any_sampling=False, seeds=True)
+            read(HELLO | {"seed": seed}, SAMPLING, chat=True, honours=Honours(seeds=True))
     for more, chat in (({"top_logprobs": 3}, True), ({"logprobs": 5}, False)):
         with pytest.raises(Refused, match="of the sampled tokens only"):
-            read({**HELLO, "prompt": "a", **more}, SAMPLING, chat=chat, any_sampling=False)
+            read({**HELLO, "prompt": "a", **more}, SAMPLING, chat=chat, honours=Honours())
 
 
 def own(body: dict[str, Any], *, any_sampling: bool = False) -> EndpointRequest:
     """Read a chat request for a sampler that takes the parameters of each request."""
-    return read(HELLO | body, SAMPLING, chat=True, any_sampling=any_sampling, samplings=True)
+    return read(
+        HELLO | body,
+        SAMPLING,
+        chat=True,
+        honours=Honours(ignored=IGNORED if any_sampling else frozenset(), distributions=True, stops=True),
+    )
 
 
 def test_sampling_of_its_own_where_the_sampler_takes_it() -> None:
@@ -168,9 +176,9 @@ def test_sampling_of_its_own_where_the_sampler_takes_it() -> None:
 
 def test_a_temperature_of_its_own_is_that_of_the_first_token_too() -> None:
     first = replace(SAMPLING, first_token_temperature=2.0, first_token_top_k=7)
-    asked = read(HELLO | {"temperature": 1}, first, chat=True, any_sampling=False, samplings=True)
+    asked = read(HELLO | {"temperature": 1}, first, chat=True, honours=Honours(distributions=True, stops=True))
     assert asked.sampling == replace(SAMPLING, temperature=1)
-    asked = read(HELLO | {"top_p": 0.5}, first, chat=True, any_sampling=False, samplings=True)
+    asked = read(HELLO | {"top_p": 0.5}, first, chat=True, honours=Honours(distributions=True, stops=True))
     assert asked.sampling == replace(first, top_p=0.5)
 
 
@@ -195,14 +203,21 @@ def test_a_temperature_of_its_own_is_that_of_the_first_token_too() -> None:
 def test_impossible_sampling_is_refused_in_any_case(body: dict[str, Any], problem: str) -> None:
     for samplings, any_sampling in ((True, False), (False, False), (False, True)):
         with pytest.raises(Refused, match=problem):
-            read(HELLO | body, SAMPLING, chat=True, any_sampling=any_sampling, samplings=samplings)
+            read(
+                HELLO | body,
+                SAMPLING,
+                chat=True,
+                honours=Honours(
+                    ignored=IGNORED if any_sampling else frozenset(), distributions=samplings, stops=samplings
+                ),
+            )
 
 
 def test_top_k_is_compared_where_the_sampler_has_one_distribution() -> None:
     for top_k in (0, -1):
-        assert read(HELLO | {"top_k": top_k}, SAMPLING, chat=True, any_sampling=False).sampling is None
+        assert read(HELLO | {"top_k": top_k}, SAMPLING, chat=True, honours=Honours()).sampling is None
     with pytest.raises(Refused, match=r"top_k is 4, and this endpoint samples with 0 \(rollout.top_k\)"):
-        read(HELLO | {"top_k": 4}, SAMPLING, chat=True, any_sampling=False)
+        read(HELLO | {"top_k": 4}, SAMPLING, chat=True, honours=Honours())
 
 
 def test_the_answer_ends_before_the_stop_text_of_its_request() -> None:
@@ -218,7 +233,7 @@ def test_the_answer_ends_before_the_stop_text_of_its_request() -> None:
 def topped(body: dict[str, Any], *, chat: bool) -> EndpointRequest:
     """Read a request for a sampler that reports the likeliest tokens."""
     asked = HELLO | body if chat else {"prompt": "a", **body}
-    return read(asked, SAMPLING, chat=chat, any_sampling=False, tops=True)
+    return read(asked, SAMPLING, chat=chat, honours=Honours(tops=True))
 
 
 TOPS = replace(response("b"), top_logprobs=(((5, -0.5), (7, -2.0)), ((8, -0.25), (9, -3.0))))
@@ -274,7 +289,7 @@ def test_likeliest_tokens_with_the_same_text_are_all_there() -> None:
 def test_an_echoed_prompt_with_its_log_probs() -> None:
     """The likeliest token of a prompt's place may be the one that is there."""
     body = {"prompt": [[3, 4], "ab"], "echo": True, "max_tokens": 0, "logprobs": 1}
-    asked = read(body, SAMPLING, chat=False, any_sampling=False, tops=True, echoes=True)
+    asked = read(body, SAMPLING, chat=False, honours=Honours(tops=True, echoes=True))
     assert (asked.prompts, asked.max_tokens) == (((3, 4), "ab"), 0)
     empty = replace(response(""), token_ids=(), logprobs=(), stop_reason=StopReason.LENGTH)
     first = replace(empty, prompt_logprobs=(-2.0,), prompt_top_logprobs=(((9, -0.5),),))
@@ -306,4 +321,4 @@ def test_an_echoed_prompt_with_its_log_probs() -> None:
 )
 def test_what_cannot_be_echoed_or_completed(body: dict[str, Any], problem: str) -> None:
     with pytest.raises(Refused, match=problem):
-        read(body, SAMPLING, chat=False, any_sampling=False)
+        read(body, SAMPLING, chat=False, honours=Honours())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.data.chat_api import is_count
@@ -13,6 +13,29 @@ from posttrain.records.trajectories import SamplingParams
 ALL_TOKENS = (0, -1)  # values of top_k that exclude no token
 # Logits divided by less would not be finite in float32.
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-6, 1e6
+_MOST_STOPS, _LONGEST_STOP = 64, 1024  # stop texts of a request, and characters of one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Honours:
+    """Parameters of requests that an endpoint and its sampler honour; the others are refused, or ignored."""
+
+    distributions: bool = False  # the sampler draws from the distribution of a request
+    stops: bool = False  # and ends at its stop texts
+    seeds: bool = False  # and draws by its seed
+    tops: bool = False  # and reports the likeliest tokens
+    echoes: bool = False  # and the log-probs of its prompt
+    grammars: bool = False  # and keeps a response within a grammar
+    logprobs: bool = True  # answers have the log-probs of their tokens
+    scores: bool = True  # a request may want no new token, but its prompt's log-probs (echo)
+    caps_tokens: bool = False  # a max_tokens above the endpoint's limit is lowered to it
+    # Parameters that have no effect, by the user's wish.
+    ignored: frozenset[str] = frozenset()
+    ignored_by: str = "endpoint.any_sampling"  # the setting that has them ignored
+    most_answers: int = 64  # to each prompt
+    most_prompts: int = 256
+    # Why an answer is kept within no grammar
+    no_grammars: str = "is for samplers that keep a response within a grammar: rollout.engine native"
 
 
 def _is_number(value: Any) -> bool:
@@ -29,7 +52,9 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: is_count(value) or (type(value) is int and value in ALL_TOKENS),
         "a whole number of at least 1, or 0 for all tokens",
     ),
+    "min_p": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
 }
+DISTRIBUTION = frozenset(_RULES)  # parameters of the distribution that tokens are drawn from
 
 
 def value_problems(body: Mapping[str, Any]) -> Iterator[str]:
@@ -37,6 +62,9 @@ def value_problems(body: Mapping[str, Any]) -> Iterator[str]:
     for name, (allowed, wanted) in _RULES.items():
         if body.get(name) is not None and not allowed(body[name]):
             yield f"{name} is {json.dumps(body[name])[:60]}; use {wanted}"
+    seed = body.get("seed")
+    if seed is not None and (type(seed) is not int or abs(seed) >= 2**63):
+        yield f"seed is {json.dumps(seed)[:60]}; use a whole number of 64 bits"
     stop = body.get("stop")
     if stop is None:
         return
@@ -45,6 +73,8 @@ def value_problems(body: Mapping[str, Any]) -> Iterator[str]:
         yield f"stop is {json.dumps(stop)[:60]}; use a text, or a list of texts"
     elif "" in texts:
         yield "stop holds an empty text, which every response contains; leave it out"
+    elif len(texts) > _MOST_STOPS or any(len(one) > _LONGEST_STOP for one in texts):
+        yield f"stop holds {len(texts)} texts; use up to {_MOST_STOPS}, of up to {_LONGEST_STOP} characters"
 
 
 def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -53,33 +83,35 @@ def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def difference_problems(body: Mapping[str, Any], sampling: SamplingParams) -> Iterator[str]:
-    """Yield a problem for every sampling parameter that differs from the endpoint's, for samplers with one distribution."""
-    for name in _RULES:
+def difference_problems(body: Mapping[str, Any], sampling: SamplingParams, honours: Honours) -> Iterator[str]:
+    """Yield a problem for every sampling parameter that differs from the endpoint's and is neither honoured nor ignored."""
+    for name in () if honours.distributions else _RULES:
         asked, ours = body.get(name), getattr(sampling, name)
         same = asked == ours or (name == "top_k" and asked in ALL_TOKENS and ours == 0)
-        if asked is not None and not same:
+        if asked is not None and not same and name not in honours.ignored:
             yield (
                 f"{name} is {json.dumps(asked)[:60]}, and this endpoint samples with {ours:g} (rollout.{name}); leave it out, "
-                "or start it with endpoint.any_sampling=true"
+                f"or have it ignored ({honours.ignored_by}=true)"
             )
-    if any(one not in sampling.stop for one in stops_of(body)):
+    if not honours.stops and "stop" not in honours.ignored and any(one not in sampling.stop for one in stops_of(body)):
         yield f"stop is {json.dumps(body['stop'])[:60]}, and this endpoint stops at {list(sampling.stop)} (rollout.stop)"
 
 
-def own_sampling(body: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams | None:
+def own_sampling(body: Mapping[str, Any], sampling: SamplingParams, honours: Honours) -> SamplingParams | None:
     """Return the sampling parameters of a request without problems; None where it asks for none but the endpoint's.
 
     What a request leaves out is the endpoint's, and its stop texts are added to the endpoint's. A temperature or top_k of its
     own is that of all tokens, the first one included.
     """
-    found = {name: body[name] for name in _RULES if body.get(name) is not None}
+    found: dict[str, Any] = {}
+    if honours.distributions:
+        found = {name: body[name] for name in _RULES if body.get(name) is not None and name not in honours.ignored}
     if "top_k" in found:
         found["top_k"] = max(found["top_k"], 0)
     if "temperature" in found or "top_k" in found:
         found |= {"first_token_temperature": None, "first_token_top_k": 0}
-    stop = (*sampling.stop, *(one for one in dict.fromkeys(stops_of(body)) if one not in sampling.stop))
-    own = replace(sampling, **found, stop=stop)
+    stops = stops_of(body) if honours.stops and "stop" not in honours.ignored else ()
+    own = replace(sampling, **found).stopping_at(stops)
     return None if own == sampling else own
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.data.chat_api import tools_of
+from posttrain.data.openai_api.own_sampling import Honours
 from posttrain.errors import MissingDependency
 from posttrain.libraries.grammars import BadGrammar, json_grammar
 
@@ -14,19 +15,16 @@ _TEXT = {"type": "text"}
 _ASKED = 'use {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {...}}}'
 
 
-def grammar_of(body: Mapping[str, Any], *, grammars: bool) -> tuple[str, str]:
-    """Return the grammar of a request ("" for any text), and what is wrong with it ("" for nothing).
-
-    Args: grammars, the sampler keeps a response within a grammar.
-    """
+def grammar_of(body: Mapping[str, Any], honours: Honours) -> tuple[str, str]:
+    """Return the grammar of a request ("" for any text), and what is wrong with it ("" for nothing)."""
     asked = body.get("response_format")
     if asked in (None, _TEXT):
         return "", ""
     shown = f"response_format is {json.dumps(asked)[:60]}"
     if not isinstance(asked, Mapping) or asked.get("type") not in ("json_object", "json_schema"):
         return "", f"{shown}; {_ASKED}"
-    if not grammars:
-        return "", f"{shown}, which is for samplers that keep a response within a grammar: rollout.engine native"
+    if not honours.grammars:
+        return "", f"{shown}, which {honours.no_grammars}"
     if tools_of(body):
         return "", f"{shown}, and tools are offered, whose calls it would exclude; leave one of them out"
     schema = None
