@@ -316,7 +316,7 @@ def in_a_world(
     (place / "world.py").write_text(WORLD)
     sections: dict[str, Any] = {
         "data": {"train_files": [], "validation_files": [], "prompts_per_step": 2},
-        "reward": {},
+        "reward": {"timeout_s": 300.0},  # a busy machine must not change a reward
         "environment": {
             "name": f"{place}/world.py:Guess",
             "train_episodes": 10,
@@ -414,18 +414,13 @@ def test_a_replayed_run_is_equal(make: Make, straight: Path, mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_episodes_are_replayed(make: Make, tmp_path: Path) -> None:
-    """Two runs whose environments answer at other times have the same samples, when the second makes the decisions of the
-    first; log-probs may differ by rounding, because other turns share a prefill."""
-    first = in_a_world(make, tmp_path, "first", workers=12, seconds=0.01, asynchronous=COLOCATE)
-    again = in_a_world(make, tmp_path, "again", workers=12, seconds=0.0, asynchronous=COLOCATE, replay=first)
-    for step in range(1, STEPS + 1):
-        assert (again / f"samples/step_{step}.jsonl").read_bytes() == (
-            first / f"samples/step_{step}.jsonl"
-        ).read_bytes()
-    weights = [load_file(run / f"checkpoints/global_step_{STEPS}/policy/model.safetensors") for run in (first, again)]
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-5)
+@pytest.mark.parametrize(("first_s", "again_s"), [(0.01, 0.0), (0.0, 0.02)])
+def test_episodes_are_replayed(make: Make, tmp_path: Path, first_s: float, again_s: float) -> None:
+    """I5: two runs whose environments answer at other times are equal, when the second makes the decisions of the first: turns
+    wait for the passes at which they came."""
+    first = in_a_world(make, tmp_path, "first", workers=12, seconds=first_s, asynchronous=COLOCATE)
+    again = in_a_world(make, tmp_path, "again", workers=12, seconds=again_s, asynchronous=COLOCATE, replay=first)
+    assert results(again) == results(first)
 
 
 @pytest.mark.slow

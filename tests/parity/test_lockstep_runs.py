@@ -3,7 +3,6 @@ test_ray_colocate."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from test_async_runs import (
     COLOCATE,
-    STEPS,
     assert_each_group_is_trained_once,
     at_update,
     events,
@@ -24,6 +22,7 @@ from test_runs import Make, PowerCut, comparable, maker
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.runtime.inprocess import InProcess
 from posttrain.build.train import train_run
+from posttrain.errors import RunStopped
 from posttrain.interfaces.roles import Roles
 
 pytest.importorskip("ray")
@@ -72,12 +71,18 @@ def make(tmp_path: Path, tiny_llama: Path) -> Make:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["recompute", "keep"])
 def test_a_run_does_not_depend_on_who_answers_first(make: Make, cache: str) -> None:
-    """I6. A replay has the same samples; its workers share batches otherwise, so that log-probs may differ by rounding."""
+    """I6; and I5: a replay is the same run, to the byte."""
     mode = COLOCATE | {"cache_on_new_weights": cache}
     with pytest.MonkeyPatch.context() as patch:
         with_workers(patch, 3)
         first = train_run(make("first", asynchronous=mode))
-        assert responses(train_run(make("replay", asynchronous=mode), replay=first)) == responses(first)
+        replay = train_run(make("replay", asynchronous=mode), replay=first)
+    assert results(replay) == results(first) and comparable(replay) == comparable(first)
+    decisions = [sorted((run / "schedule.jsonl").read_text().splitlines()) for run in (first, replay)]
+    assert decisions[0] == decisions[1]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunStopped, match="the run that is replayed differs"):
+        with_workers(patch, 2)
+        train_run(make("fewer", asynchronous=mode), replay=first)
     with pytest.MonkeyPatch.context() as patch:
         with_workers(patch, 3, backwards=True)
         again = train_run(make("again", asynchronous=mode))
@@ -85,15 +90,6 @@ def test_a_run_does_not_depend_on_who_answers_first(make: Make, cache: str) -> N
     assert (again / "schedule.jsonl").read_bytes() == (first / "schedule.jsonl").read_bytes()
     assert any(event["event"] == "cut" and event["token"] > 0 for event in events(first))
     assert_each_group_is_trained_once(first)
-
-
-def responses(folder: Path) -> list[tuple[str, str]]:
-    lines = [
-        json.loads(line)
-        for step in range(1, STEPS + 1)
-        for line in (folder / f"samples/step_{step}.jsonl").read_text().splitlines()
-    ]
-    return [(line["sample_id"], line["response"]) for line in lines]
 
 
 @pytest.mark.slow

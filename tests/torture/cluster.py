@@ -172,14 +172,17 @@ def shared_memory() -> set[str]:
 
 
 def held(file: str) -> bool:
-    """Whether a process has it mapped or open."""
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with suppress(OSError):
-                if file in (process / "maps").read_text() or any(
-                    os.readlink(each) == file for each in (process / "fd").iterdir()
-                ):
-                    return True
+    """Whether a process has it mapped or open: found by inode, as a named semaphore is mapped under another name."""
+    with suppress(OSError):  # gone meanwhile: then nobody's
+        inode = os.stat(file).st_ino
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                with suppress(OSError):
+                    mapped = (line.split(maxsplit=5) for line in (process / "maps").read_text().splitlines())
+                    if any(each[4] == str(inode) and each[-1].startswith("/dev/shm/") for each in mapped):
+                        return True
+                    if any(os.readlink(each) == file for each in (process / "fd").iterdir()):
+                        return True
     return False
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -204,8 +204,12 @@ class Ledger:
         """The finished groups of a domain, oldest first."""
         return [serial for serial in sorted(self._finished) if self._pending[serial].domain == domain]
 
-    def take(self, entries: Sequence[Entry], kept: Sequence[int]) -> None:
-        """Take finished groups out: those in ``kept`` (serials) are trained in the step under way, the others were filtered."""
+    def take(self, entries: Sequence[Entry], kept: Collection[int], wanting: Collection[str] | None = None) -> None:
+        """Take finished groups out: those in ``kept`` (serials) are trained in the step under way, the others were filtered.
+
+        Args: wanting, the domains of which the step still needs groups ("" without domains); the others are complete, also where
+            a filter has left fewer groups than their share. None: what is missing is what was not kept.
+        """
         for entry in entries:
             staleness = self.steps - entry.started
             if staleness > self.bounds.staleness:
@@ -221,6 +225,8 @@ class Ledger:
             else:
                 self.filtered += 1
                 self._note("filtered", entry, staleness=staleness)
+        if wanting is not None:
+            self._missing = {name: count if name in wanting else 0 for name, count in self._missing.items()}
 
     def end_step(self, *, synced: bool = True) -> Sequence[Entry]:
         """The step under way has been trained, and the samplers have its weights (``synced``). Returns: the groups that can no

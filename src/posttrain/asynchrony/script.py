@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posttrain.asynchrony.passes import Passes
+from posttrain.asynchrony.passes import Due, Passes
 from posttrain.errors import Problem, RequestError
 
 _CHOSEN = ("consumed", "filtered")
@@ -21,8 +21,9 @@ class Round:
     samples: bool = True  # False: enough groups were complete already
     # Groups with their prompts, in order.
     admitted: list[tuple[int, str]] = field(default_factory=list)
-    # The turn and the number of its tokens at which a sample (group, number) stopped; the others ended.
-    cuts: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    # Tokens of the turn under way with which a sample (group, number) stopped; the others ended.
+    cuts: dict[tuple[int, int], int] = field(default_factory=dict)
+    orders: list[Due] = field(default_factory=list)  # of the sampler, at its passes; the last one is its rest
     chosen: list[int] = field(default_factory=list)  # groups
 
 
@@ -48,7 +49,10 @@ class Script:
                 case "admitted":
                     now.admitted.append((event["group"], event["prompt_id"]))
                 case "cut":
-                    now.cuts[event["group"], event["sample"]] = (event["turn"], event["token"])
+                    now.cuts[event["group"], event["sample"]] = event["token"]
+                case "order" | "rest" if "sampler" not in event:
+                    sent, cancelled = event.get("sent", ()), event.get("cancelled", ())
+                    now.orders.append(Due(event["event"], event["pass"], tuple(sent), tuple(cancelled)))
                 case "ready":
                     now.samples = False
                 case "consumed" | "filtered":
@@ -57,6 +61,14 @@ class Script:
                 consumed.setdefault(event["step"], []).append(event["prompt_id"])
         apart = any(event["event"] == "joined" for event in events)
         return cls(rounds, consumed, Passes.of(events) if apart else None)
+
+    def check_orders(self) -> None:
+        """Raises: RequestError when the sampler's passes are missing."""
+        for step, rounds in self.rounds.items():
+            if any(each.samples and not each.orders for each in rounds):
+                what = f"schedule.jsonl has no passes of the sampler in step {step}: an older version has written it"
+                fix = "replay it with that version, or run it once more with its configuration"
+                raise RequestError(Problem(what, fix=fix))
 
 
 def read_script(folder: Path) -> Script:

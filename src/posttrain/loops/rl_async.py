@@ -70,6 +70,8 @@ def sampler_of(
         domains=plan.step.domains,
     )
     if asynchronous.mode == "colocate":
+        if script:
+            script.check_orders()
         return Ahead(groups, roles.rollout, script)
     assert roles.crew is not None, "the runtime starts the samplers of separate as a crew"
     return Apart(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,8 +50,16 @@ class SequenceBatch:
     @property
     def response_lengths(self) -> Tensor:
         """[B] int64: tokens up to the last sampled one, observations in between included."""
+        mask = self.response_mask
+        if not mask.numel():
+            return torch.zeros(len(mask), dtype=torch.int64, device=mask.device)
+        if mask.device.type == "cpu":
+            # numpy's argmax of bools ends at the first True: a fifth of the time of a pass over numbers
+            flags = mask.numpy()
+            lengths = flags.shape[1] - flags[:, ::-1].argmax(axis=1)
+            return torch.from_numpy(np.where(flags.any(axis=1), lengths, 0))
         # int32: [B, T] is large, and int64 takes several times as long
-        return torch.where(self.response_mask, self._positions.int(), 0).amax(dim=1).long()
+        return torch.where(mask, self._positions.int(), 0).amax(dim=1).long()
 
     @property
     def step_index(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +62,11 @@ class SamplingParams:
             first_token_top_k=0,
         )
 
+    def stopping_at(self, texts: Iterable[str]) -> SamplingParams:
+        """The same with further stop texts."""
+        more = tuple(one for one in dict.fromkeys(texts) if one not in self.stop)
+        return replace(self, stop=(*self.stop, *more)) if more else self
+
     def request_seed(self, sample_id: str) -> int:
         """The seed of one response, 0 to 2^31 - 1 (what every server takes): of the seed and the sample's name alone."""
         named = hashlib.blake2b(f"{self.seed}/{sample_id}".encode(), digest_size=4).digest()
@@ -107,6 +112,10 @@ class Unfinished:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     # Its keys and values, in the sampler's own form; None: they are computed again, with the weights that continue it
     cache: object = field(default=None, compare=False, repr=False)
+
+    @property
+    def has_top_logprobs(self) -> bool:
+        return len(self.top_logprobs) == len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

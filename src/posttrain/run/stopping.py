@@ -105,6 +105,24 @@ class StopSignal:
             raise GraceOver
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """SIGINT is handled at the end of what happens inside, and not in its middle. In another thread than the main one, where
+    no signal is heard, and where no Python function handles it, this changes nothing."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    heard: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _, frame: heard.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            handler(signal.SIGINT, heard[0])
+
+
 def _tell(text: str) -> None:
     """Write to standard error: above a live display of rich, which takes its place; else below the ``^C`` of the key."""
     with suppress(OSError, ValueError):  # closed

@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from posttrain.asynchrony.ledger import Entry, Ledger
+from posttrain.asynchrony.passes import PostScript
 from posttrain.asynchrony.script import Round, Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.rollout_engine import ResumableStream, RolloutEngine
 from posttrain.records.plans import StepPlan
-from posttrain.steps.in_flight import Cut, Place
+from posttrain.steps.in_flight import Cut
+from posttrain.steps.noted_stream import FollowingStream, NotedStream
 from posttrain.steps.open_groups import DIFFERS, OpenGroups, Snapshot, StepEnd
 from posttrain.steps.rl_step import AnySelection, selection_of
 
@@ -32,6 +34,7 @@ class Ahead:
         self.sampled_tokens = 0  # in the step under way
         self.idle_s = 0.0  # of it, in which only environments were at work
         self._groups, self._rollout = groups, rollout
+        groups.flying.follows = script is not None
         self._script = script
         self._rounds: list[Round] = []  # of the step under way, when decisions are made again
 
@@ -84,12 +87,13 @@ class Ahead:
     # --------------------------------------------------------------------------------------------------- one step
 
     def _sample_until_ready(self, number: int, clock: PhaseClock) -> Sequence[Entry]:
-        groups, flying = self._groups, self._groups.flying
+        groups = self._groups
         again = self._next_round(number)
         if again and not again.samples:
+            self._note("ready", {})
             return groups.chosen_again(again.chosen, number)
         if not again and (chosen := self.ledger.choice()) is not None:
-            self.ledger.record({"step": number, "event": "ready"})
+            self._note("ready", {})
             return chosen
 
         def on_tokens(tokens: int) -> None:
@@ -100,31 +104,66 @@ class Ahead:
         groups.hear()
         sampling = groups.sampling_of(1)  # each request has the seed of its own draw
         with self._rollout.open_stream(sampling, on_tokens) as opened:
-            stream = cast(ResumableStream, opened)
-            flying.resume(stream)
+            resumable = cast(ResumableStream, opened)
             if again:
-                flying.limits = {Place(*place): limit for place, limit in again.cuts.items()}
-                for serial, prompt_id in again.admitted:
-                    groups.admit_again(serial, prompt_id, number)
-            while flying.busy if again else self.ledger.choice() is None:
-                while not again and groups.may_admit(stream.slots):
-                    groups.admit()
-                if not again:
-                    groups.prepare()
-                clock.advance(0)  # the step may be left while only environments are at work
-                began = None if flying.samples else time.monotonic()
-                for place, trajectory in flying.poll(stream):
-                    groups.end(place, trajectory)
-                groups.check_heard(number)
-                if began is not None:
-                    self.idle_s += time.monotonic() - began
-            for cut in flying.suspend(stream):
-                self._note(cut)
+                cuts = self._follow(
+                    FollowingStream(resumable, self._note, PostScript(again.orders)), again, number, clock
+                )
+            else:
+                cuts = self._lead(NotedStream(resumable, self._note), number, clock)
+        for cut in cuts:
+            self._note_cut(cut)
         if again:
             return groups.chosen_again(again.chosen, number)
         chosen = self.ledger.choice()
         assert chosen is not None, "suspending sampling changes nothing"
         return chosen
+
+    def _lead(self, stream: NotedStream, number: int, clock: PhaseClock) -> Sequence[Cut]:
+        """Sample until the ledger has a choice. Returns: what is cut."""
+        groups, flying = self._groups, self._groups.flying
+        flying.resume()
+        while self.ledger.choice() is None:
+            while groups.may_admit(stream.slots):
+                groups.admit()
+            groups.prepare()
+            self._turn(stream, number, clock)
+        return flying.suspend(stream)
+
+    def _follow(self, stream: FollowingStream, again: Round, number: int, clock: PhaseClock) -> Sequence[Cut]:
+        """Sample as the recorded run did, and on with what only environments have to end. Returns: what is cut.
+
+        Raises: RunStopped when it does not come out as recorded.
+        """
+        groups, flying = self._groups, self._groups.flying
+        flying.resume()
+        for serial, prompt_id in again.admitted:
+            groups.admit_again(serial, prompt_id, number)
+        try:
+            while not stream.rests or (flying.waits and not groups.complete(again.chosen)):
+                self._turn(stream, number, clock)
+        except RunStopped as error:
+            raise RunStopped(f"{DIFFERS} in step {number}: {error}") from None
+        cuts = flying.suspend(stream)
+        for cut in cuts:
+            recorded = again.cuts.get((cut.place.serial, cut.place.number), cut.tokens)
+            if recorded != cut.tokens:
+                raise RunStopped(
+                    f"{DIFFERS} in step {number}: sample {cut.place.number} of group {cut.place.serial} has {cut.tokens} "
+                    f"tokens at its end, and had {recorded}"
+                )
+        return cuts
+
+    def _turn(self, stream: NotedStream, number: int, clock: PhaseClock) -> None:
+        """Sample for a while, and take in what has ended."""
+        groups, flying = self._groups, self._groups.flying
+        clock.advance(0)  # the step may be left while only environments are at work
+        began = None if flying.samples else time.monotonic()
+        for place, trajectory in flying.poll(stream):
+            groups.end(place, trajectory)
+        groups.check_heard(number)
+        if began is not None:
+            self.idle_s += time.monotonic() - began
 
     def _next_round(self, number: int) -> Round | None:
         if self._script is None:
@@ -133,19 +172,13 @@ class Ahead:
             raise RunStopped(f"{DIFFERS} in step {number}, which needs more groups than it had")
         return self._rounds.pop(0)
 
-    def _note(self, cut: Cut) -> None:
+    def _note(self, event: str, values: Mapping[str, Any]) -> None:
+        self.ledger.record({"step": self.ledger.steps + 1, "event": event, **values})
+
+    def _note_cut(self, cut: Cut) -> None:
         """Record that a sample stops here until the next step."""
-        self.ledger.record(
-            {
-                "step": self.ledger.steps + 1,
-                "event": "cut",
-                "group": cut.place.serial,
-                "sample": cut.place.number,
-                "turn": cut.turn,
-                "token": cut.tokens,
-                "version": self._rollout.version,
-            }
-        )
+        where = {"group": cut.place.serial, "sample": cut.place.number, "turn": cut.turn, "token": cut.tokens}
+        self._note("cut", where | {"version": self._rollout.version})
 
     # ---------------------------------------------------------------------------------------------- between two steps
 

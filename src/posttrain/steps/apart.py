@@ -51,6 +51,7 @@ class Apart:
         self._ended = StepEnd(Drops(), 0, 0, 0)  # of the last step
         self.sent_bytes = 0
         self._groups, self._crew, self._policy, self._loader = groups, crew, policy, loader
+        groups.flying.follows = script is not None
         self._every, self._script = sync_every_steps, script
         self._number = 0  # of the step under way
         self._resumed = False  # from a checkpoint, since the last step
@@ -236,8 +237,7 @@ class Apart:
         elif not self._rounds:
             raise RunStopped(f"{DIFFERS} in step {self._number}, which needs more groups than it had")
         else:
-            complete = {entry.serial for entry in self.ledger.pending} - {entry.serial for entry in self.ledger.running}
-            if not complete >= set(self._rounds[0]):
+            if not self._groups.complete(self._rounds[0]):
                 return None
             chosen = self._groups.chosen_again(self._rounds.pop(0), self._number)
         if chosen is not None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from posttrain.errors import DataError
-from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep, EnvWithdrawn
+from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep, EnvWithdrawn, TurnOptions
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import StopReason, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 from posttrain.steps.episode import Episode, EpisodeLost, trajectory_of
 
 
@@ -22,6 +22,7 @@ class _AskedTurn:
     line: int
     request: Request
     before: Episode | None  # None: the turn begins the conversation
+    options: TurnOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,10 @@ class Conversations:
         self.stop_reason = response.stop_reason
         return SampledAnswer(turn, line.sampled(response), len(asked.request.token_ids))
 
+    def options_of(self, request: str) -> TurnOptions:
+        """Return the options of the turn whose request has this name."""
+        return next(each.options for each in self.asked.values() if each.request.sample_id == request)
+
     def drop_pending(self) -> tuple[str, ...]:
         """Withdraw the turns that have no answer. Returns: the names of their requests."""
         return tuple(self._withdraw(turn) for turn in sorted(self.pending))
@@ -115,7 +120,7 @@ class Conversations:
             self.untrained.add(asked.line)
         self.names.add(request.sample_id)
         self.asked = {turn: each for turn, each in self.asked.items() if each.line != asked.line}
-        self.asked[asked.turn] = _AskedTurn(asked.line, request, before)
+        self.asked[asked.turn] = _AskedTurn(asked.line, request, before, asked.options)
         self.pending.add(asked.turn)
         return request
 
@@ -154,11 +159,15 @@ class Conversations:
         return [line for number, line in self.lines.items() if number not in self.untrained]
 
     def _requested(self, line: Episode, asked: EnvAsk, *, first: bool) -> Request | None:
+        raw, most = asked.prompt, asked.max_response_tokens
         if not first:
-            return line.answered(EnvStep(messages=asked.messages, max_response_tokens=asked.max_response_tokens))
+            if raw is not None:
+                return line.followed_raw(raw, most)
+            return line.answered(EnvStep(messages=asked.messages, max_response_tokens=most))
         try:
-            start = EnvStart(messages=asked.messages, tools=asked.tools, max_response_tokens=asked.max_response_tokens)
-            return line.begin(start)
+            if raw is not None:
+                return line.begin_raw(raw, most)
+            return line.begin(EnvStart(messages=asked.messages, tools=asked.tools, max_response_tokens=most))
         except EpisodeLost:
             if any(each.count for each in self.lines.values()):
                 return None
@@ -172,6 +181,20 @@ class Conversations:
         while (numbered := f"{name}.{number}" if number else name) in self.names:
             number += 1
         return numbered
+
+
+def with_options(request: Request, options: TurnOptions, sampling: SamplingParams) -> Request:
+    """Return the request of a turn with its options. ``sampling``: that of turns without any."""
+    if options == TurnOptions():
+        return request
+    if options.seed is not None:
+        request = replace(request, seed=options.seed, draws_as=options.draws_as)
+    return replace(
+        request,
+        sampling=sampling.stopping_at(options.stop) if options.stop else request.sampling,
+        top_logprobs=options.top_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+    )
 
 
 def _copy(line: Episode) -> Episode:

@@ -70,11 +70,29 @@ class Episode:
             self.prompt_ids = self.prompt.token_ids
         else:
             self.prompt_ids = self.writer.begin(self.messages, self.tools)
-        request = self._ask(start.max_response_tokens)
+        return self._first(start.max_response_tokens)
+
+    def _first(self, wanted: int | None) -> Request:
+        request = self._ask(wanted)
         if request is None:
             limit = self.rules.max_context_tokens
             raise EpisodeLost(TOO_LONG, f"the first prompt has {len(self.prompt_ids)} tokens, and {limit} are allowed")
         return request
+
+    def begin_raw(self, prompt: str | tuple[int, ...], max_response_tokens: int | None) -> Request:
+        """The first turn, after a prompt that no template renders. Raises: as ``begin``."""
+        self.prompt_ids = self.writer.raw_ids(prompt, begins=True)
+        return self._first(max_response_tokens)
+
+    def followed_raw(self, rest: str | tuple[int, ...], max_response_tokens: int | None) -> Request | None:
+        """Take in what follows a turn, as text or tokens. Returns the next turn; None when there is no room for it.
+
+        Raises: DataError for what is no token.
+        """
+        following = self.writer.raw_ids(rest, begins=False)
+        self.turns[-1] = replace(self.turns[-1], observation=self.writer.text_of(following))
+        self._observe(following)
+        return self._next(max_response_tokens)
 
     def sampled(self, response: Trajectory) -> str:
         """Take in what the policy did. Returns the action. Raises: EpisodeLost when the sampler failed."""
@@ -136,7 +154,10 @@ class Episode:
             self._new_sample(self.writer.begin(self.messages, self.tools))
         else:
             self._go_on(turn, action, history, step.messages)
-        request = self._ask(step.max_response_tokens)
+        return self._next(step.max_response_tokens)
+
+    def _next(self, wanted: int | None) -> Request | None:
+        request = self._ask(wanted)
         if request is None:
             self.stop_reason = StopReason.LENGTH
         return request
@@ -158,10 +179,14 @@ class Episode:
         self.sealed = turn.start + following.kept
         self.turns[-1] = replace(self.turns[-1], end=self.sealed)
         del self.ids[self.sealed :], self.logprobs[self.sealed :], self.mask[self.sealed :]
-        self.ids += following.token_ids
-        self.logprobs += [0.0] * len(following.token_ids)
-        self.mask += [False] * len(following.token_ids)
-        self.used += len(following.token_ids)
+        self._observe(following.token_ids)
+
+    def _observe(self, token_ids: Sequence[int]) -> None:
+        """Write tokens that the policy has not sampled behind its turn."""
+        self.ids += token_ids
+        self.logprobs += [0.0] * len(token_ids)
+        self.mask += [False] * len(token_ids)
+        self.used += len(token_ids)
         if self.rules.sample_per_turn:
             self._new_sample((*self.prompt_ids, *self.ids))
 

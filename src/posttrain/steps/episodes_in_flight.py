@@ -22,9 +22,9 @@ from posttrain.interfaces.rollout_engine import Request, RequestStream, Resumabl
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
-from posttrain.steps.conversations import Conversations
+from posttrain.steps.conversations import Conversations, with_options
 from posttrain.steps.episode import Episode, EpisodeLost, reason_of
-from posttrain.steps.in_flight import PASS_S, Cut, Place, limited, place_of, unfinished_of
+from posttrain.steps.in_flight import PASS_S, Cut, Place, place_of
 from posttrain.steps.play import seed_of
 from posttrain.steps.saved_episode import (
     can_be_saved,
@@ -44,10 +44,12 @@ class Episodes:
     A resumed run continues the episodes whose environment can be saved (SavedEnv), and begins the others again.
     """
 
+    waits = True
+
     def __init__(
         self, worlds: Worlds, on_answer: Callable[[], None] = lambda: None, *, keeps_cache: bool = False
     ) -> None:
-        self.limits: Mapping[Place, tuple[int, int]] | None = None
+        self.follows = False
         self.on_answer = on_answer  # called when an environment has answered
         self._keeps_cache = keeps_cache  # of turns that are suspended
         self._worlds = worlds
@@ -73,24 +75,12 @@ class Episodes:
         self._closing: set[Place] = set()  # complete episodes whose environments are being closed
 
     @property
-    def busy(self) -> bool:
-        return any(not self._rests(place) for place in self._episodes)
-
-    @property
     def samples(self) -> bool:
         return bool(self._new or self._submitted)
 
     @property
     def requests(self) -> int:
         return len(self._turns)
-
-    def _rests(self, place: Place) -> bool:
-        """Tell whether an episode is at its limit: in that turn, with so many tokens, or none yet."""
-        limit, episode = self.limits.get(place) if self.limits is not None else None, self._episodes[place]
-        if limit is None or not isinstance(episode, Episode) or episode.count < limit[0]:
-            return False
-        submitted = any(name in self._submitted for name in self._turns_of(place))
-        return not submitted and self._tokens(place) == limit[1]
 
     def _turn(self, place: Place) -> int:
         episode = self._episodes[place]
@@ -105,7 +95,7 @@ class Episodes:
         rules = replace(self._worlds.rules, max_response_tokens=sampling.max_response_tokens)
         self._episodes[place] = new = Episode(prompt, f"{prompt.prompt_id}/{place.number}", self._worlds.writer, rules)
         self._sampling[place] = sampling
-        spec, seed = replace(self._worlds.spec_of(prompt), saves=True), seed_of(prompt, sampling)
+        spec, seed = replace(self._worlds.spec_of(prompt), saves=True, sampling=sampling), seed_of(prompt, sampling)
         saved = self._saved.get(place)
         if saved is None:
             self._worlds.host.start(str(place), spec, seed)
@@ -131,7 +121,7 @@ class Episodes:
         """The group of a sample that was prepared is admitted."""
         self._released += [(str(place), event) for event in self._early.pop(place)]
 
-    def resume(self, stream: ResumableStream) -> None:
+    def resume(self) -> None:
         turns = [name for name in self._turns if _place_and_number(name)[0] not in self._restoring]
         self._new = sorted(turns, key=_place_and_number)
 
@@ -148,37 +138,30 @@ class Episodes:
                 else:
                     ended += self._answered(place_of(name), event, stream)
             events = self._worlds.host.wait(0.0)  # of environments that have closed meanwhile
-        keeps = self._keeps_cache
-        allowed = {name: limited(self._turns[name], self._limit(name), pauses=keeps) for name in self._new}
-        turns = {name: request for name, request in allowed.items() if request}
-        stream.submit(list(turns.values()))
-        self._submitted |= set(turns)
+        stream.submit([self._with_options(name) for name in self._new])
+        self._submitted |= set(self._new)
         self._new = []
         # An episode that has ended is returned before the next pass: how many fit into TURN_S depends on the machine.
         if self._submitted and not ended:
             for response in stream.wait(TURN_S):
-                name = response.sample_id
-                if name in self._turns and self._limit(name) is not None:
-                    begun = unfinished_of(response, cast(ResumableStream, stream) if keeps else None)
-                    self._turns[name] = replace(self._turns[name], begun=begun)
-                else:
-                    ended += self._sampled(response, stream)
-                self._submitted.discard(name)
+                ended += self._sampled(response, stream)
+                self._submitted.discard(response.sample_id)
             self._watched.report(stream, self._submitted)
         return ended
 
-    def _limit(self, name: str) -> int | None:
-        """The tokens that a turn may have; None: it ends."""
-        place, number = _place_and_number(name)
-        limit = self.limits.get(place) if self.limits is not None else None
-        return limit[1] if limit is not None and number == limit[0] else None
+    def _with_options(self, name: str) -> Request:
+        """Return the request of a turn with the options that an environment has asked for."""
+        request, place = self._turns[name], _place_and_number(name)[0]
+        talk = self._episodes[place]
+        if not isinstance(talk, Conversations):
+            return request
+        return with_options(request, talk.options_of(request.draw_name), self._sampling[place])
 
     def suspend(self, stream: ResumableStream) -> list[Cut]:
         for each in stream.take_back(keep_cache=self._keeps_cache):
             if each.token_ids:
                 self._turns[each.sample_id] = replace(self._turns[each.sample_id], begun=each)
         self._submitted.clear()
-        self.limits = None
         open_places = [
             place for place in sorted(self._episodes) if place not in self._closing and place not in self._early
         ]
@@ -282,10 +265,6 @@ class Episodes:
 
     def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: RequestStream) -> None:
         """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
-        if self.limits is not None:
-            raise RunStopped(
-                "agents that request several turns at a time do so when they please: they cannot be replayed"
-            )
         talk = self._episodes[place]
         if not isinstance(talk, Conversations):
             talk = Conversations(talk.prompt, talk.sample_id, talk.writer, talk.rules)
@@ -301,6 +280,10 @@ class Episodes:
         self._cancel(place, taken.withdrawn, stream)
         if taken.request or taken.over:
             name = self._ask(place, taken.request)
+            if self.follows and len(self._turns_of(place)) > 1:
+                raise RunStopped(
+                    "agents that request several turns at a time do so when they please: they cannot be replayed"
+                )
             if isinstance(event, EnvAsk):
                 self._watched.add(name, str(place), event.turn)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.records.prompts import Prompt
@@ -36,13 +36,8 @@ class Cut:
 class InFlight(Protocol):
     """Samples that have begun and not ended."""
 
-    # The turn and the number of its tokens at which samples stop, when recorded decisions are made again.
-    limits: Mapping[Place, tuple[int, int]] | None
-
-    @property
-    def busy(self) -> bool:
-        """True while a sample has neither ended nor reached its limit."""
-        ...
+    waits: bool  # for environments, which end samples without the sampler
+    follows: bool  # recorded decisions are made again
 
     @property
     def samples(self) -> bool:
@@ -58,8 +53,8 @@ class InFlight(Protocol):
         """Begin a sample; ``sampling.seed`` and the sample's name decide its random numbers."""
         ...
 
-    def resume(self, stream: ResumableStream) -> None:
-        """Continue everything that was begun or suspended, in a new stream."""
+    def resume(self) -> None:
+        """Continue everything that was begun or suspended, with the next poll of a new stream."""
         ...
 
     def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
@@ -98,8 +93,10 @@ class InFlight(Protocol):
 class Responses:
     """Single responses: between two steps each is a request with the tokens that it has."""
 
+    waits = False
+
     def __init__(self, *, keeps_cache: bool = False) -> None:
-        self.limits: Mapping[Place, tuple[int, int]] | None = None
+        self.follows = False
         self._keeps_cache = keeps_cache  # of what is suspended, although newer weights continue it
         self._requests: dict[Place, Request] = {}
         self._new: list[Place] = []  # not submitted
@@ -107,12 +104,8 @@ class Responses:
         self._restored: dict[Place, Unfinished] = {}  # of samples that have not begun yet
 
     @property
-    def busy(self) -> bool:
-        return bool(self._new or self._submitted)
-
-    @property
     def samples(self) -> bool:
-        return self.busy
+        return bool(self._new or self._submitted)
 
     @property
     def requests(self) -> int:
@@ -130,35 +123,20 @@ class Responses:
         )
         self._new.append(place)
 
-    def resume(self, stream: ResumableStream) -> None:
+    def resume(self) -> None:
         self._new = sorted(self._requests)
 
     def poll(self, stream: RequestStream) -> list[tuple[Place, Trajectory]]:
-        allowed = {
-            place: limited(self._requests[place], self._limit(place), pauses=self._keeps_cache) for place in self._new
-        }
-        requests = {place: request for place, request in allowed.items() if request}
-        stream.submit(list(requests.values()))
-        self._submitted |= set(requests)
+        stream.submit([self._requests[place] for place in self._new])
+        self._submitted |= set(self._new)
         self._new = []
         ended = []
         for response in stream.wait(PASS_S):
             place = place_of(response.sample_id)
             self._submitted.discard(place)
-            if self._limit(place) is not None:
-                self._requests[place] = replace(self._requests[place], begun=self._paused(response, stream))
-            else:
-                request = self._requests.pop(place)
-                ended.append((place, replace(response, sample_id=request.draw_name)))
+            request = self._requests.pop(place)
+            ended.append((place, replace(response, sample_id=request.draw_name)))
         return ended
-
-    def _paused(self, response: Trajectory, stream: RequestStream) -> Unfinished:
-        """A response that has reached its limit."""
-        return unfinished_of(response, cast(ResumableStream, stream) if self._keeps_cache else None)
-
-    def _limit(self, place: Place) -> int | None:
-        limit = self.limits.get(place) if self.limits is not None else None
-        return None if limit is None else limit[1]
 
     def suspend(self, stream: ResumableStream) -> list[Cut]:
         cuts = []
@@ -167,10 +145,7 @@ class Responses:
             if each.token_ids:
                 self._requests[place] = replace(self._requests[place], begun=each)
             cuts.append(Cut(place, 0, len(each.token_ids)))
-        if self.limits is not None:
-            cuts = [Cut(place, *limit) for place, limit in self.limits.items()]
         self._submitted.clear()
-        self.limits = None
         return cuts
 
     def keep(self, progress: Unfinished) -> None:
@@ -202,23 +177,3 @@ class Responses:
 def place_of(name: str) -> Place:
     serial, _, number = name.partition("/")
     return Place(int(serial), int(number))
-
-
-def limited(request: Request, limit: int | None, *, pauses: bool) -> Request | None:
-    """The request for the tokens up to a limit; None when it has them."""
-    if limit is None:
-        return request
-    if limit <= len(request.begun.token_ids if request.begun else ()):
-        return None
-    return replace(request, max_response_tokens=limit, pauses=pauses)
-
-
-def unfinished_of(response: Trajectory, keeper: ResumableStream | None = None) -> Unfinished:
-    """A response that has reached its limit, with its cache where a stream has kept it."""
-    return Unfinished(
-        sample_id=response.sample_id,
-        token_ids=response.token_ids,
-        logprobs=response.logprobs,
-        spans=response.spans,
-        cache=keeper.take_cache(response.sample_id) if keeper else None,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -205,11 +205,16 @@ class OpenGroups:
     def _domain(self, prompt: Prompt) -> str:
         return self._domain_of.get(prompt.data_source, "")
 
+    def complete(self, serials: Collection[int]) -> bool:
+        """Tell whether all samples of these groups have ended."""
+        running = {entry.serial for entry in self.ledger.running}
+        pending = {entry.serial for entry in self.ledger.pending}
+        return pending - running >= set(serials)
+
     def chosen_again(self, chosen: Sequence[int], number: int) -> Sequence[Entry]:
         """The recorded choice of a step. Raises: RunStopped when a group of it is not complete."""
-        complete = {entry.serial for entry in self.ledger.pending} - {entry.serial for entry in self.ledger.running}
         for serial in chosen:
-            if serial not in complete:
+            if not self.complete([serial]):
                 raise RunStopped(f"{DIFFERS} in step {number}: group {serial} is not complete")
         return [self.ledger.entry(serial) for serial in chosen]
 
@@ -231,7 +236,8 @@ class OpenGroups:
         """Take scored groups out; those that the selection does not keep count as filtered."""
         kept = {id(each.group) for each in selection.groups}
         passed = [entry for entry, each in zip(chosen, scored, strict=True) if id(each.group) in kept]
-        self.ledger.take(chosen, [entry.serial for entry in passed])
+        wanting = () if selection.complete else selection.wanting
+        self.ledger.take(chosen, {entry.serial for entry in passed}, wanting)
         self.consumed += passed
         for entry in chosen:
             del self._groups[entry.serial]

@@ -11,7 +11,7 @@ from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, Requ
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
-from posttrain.steps.conversations import Conversations
+from posttrain.steps.conversations import Conversations, with_options
 from posttrain.steps.episode import Episode, EpisodeLost, reason_of
 from posttrain.steps.watched import Watched
 
@@ -86,7 +86,8 @@ class _Playing:
 
     def begin(self) -> None:
         for prompt, names in zip(self._prompts, self._names, strict=True):
-            spec, seed = self._worlds.spec_of(prompt), seed_of(prompt, self._sampling)
+            spec = replace(self._worlds.spec_of(prompt), sampling=self._sampling)
+            seed = seed_of(prompt, self._sampling)
             for name in names:
                 self._episodes[name] = Episode(prompt, name, self._worlds.writer, self._rules)
                 self._worlds.host.start(name, spec, seed)
@@ -135,10 +136,11 @@ class _Playing:
             host.refuse(name, event.turn, reason_of(error))
             return
         self._cancel(taken.withdrawn, stream)
-        if taken.request or taken.over:
-            self._ask(name, taken.request, stream)
         if taken.request and isinstance(event, EnvAsk):
+            self._ask(name, with_options(taken.request, event.options, self._sampling), stream)
             self._watched.add(taken.request.sample_id, name, event.turn)
+        elif taken.over:
+            self._ask(name, None, stream)
 
     def take_response(self, response: Trajectory, stream: RequestStream) -> None:
         """The policy has acted."""

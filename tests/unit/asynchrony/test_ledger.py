@@ -238,10 +238,22 @@ def test_a_group_is_trained_once() -> None:
 class Simulation:
     """A run on a simulated clock: sampling, validation, slow rewards, filters and kills, with a ledger that is checked at every
     event. Group durations are log-normal, so that a few take many steps. Samplers get new weights after every ``every`` steps, as
-    far as the bound allows, and now and then within a step."""
+    far as the bound allows, and now and then within a step; with ``apart`` they go on while it trains. Groups that a filter
+    rejects are made up for, or not (``fewer``)."""
 
-    def __init__(self, bounds: Bounds, seed: int, *, passing: float = 1.0, kill_every: float = 0.0, every: int = 1):
+    def __init__(
+        self,
+        bounds: Bounds,
+        seed: int,
+        *,
+        passing: float = 1.0,
+        kill_every: float = 0.0,
+        every: int = 1,
+        apart: bool = False,
+        fewer: bool = False,
+    ):
         self.bounds = bounds
+        self.apart, self.fewer = apart, fewer
         self.every = min(every, bounds.staleness + (bounds.oldest_per_step is None))
         self.log: list[Event] = []
         self.events = self.kills = 0
@@ -287,16 +299,13 @@ class Simulation:
         self._check_log()
 
     def _step(self, dies_after: int | None = None) -> None:
-        ledger, kept = self._ledger, 0
+        ledger, complete = self._ledger, False
+        kept = Counter[str]()  # by domain
         self._now += self._random.choice([0.0, 0.0, 3.0])  # a validation, or a slow reward
-        while kept < self.bounds.groups_per_step:
+        while not complete:
             if self.every > 1 and self._random.random() < 0.1:
                 ledger.sync()  # a sampler has joined
-            while ledger.room():
-                entry = self._admit()
-                self.durations[entry.serial] = self._random.lognormvariate(0, 1.5)
-                self._ends[entry.serial] = self._now + self.durations[entry.serial]
-            self._check_no_burst()
+            self._fill()
             chosen = ledger.choice()
             if chosen is None:
                 assert self._ends, "nothing is being sampled, and the step waits"  # I10
@@ -309,8 +318,14 @@ class Simulation:
                         return
                 continue
             passing = [entry.serial for entry in chosen if self._random.random() < self._passing]
-            kept += len(passing)
-            ledger.take(chosen, passing)
+            kept.update(entry.domain for entry in chosen if entry.serial in passing)
+            wanting = [name for name, share in self.bounds.shares.items() if kept[name] < share]
+            if self.fewer:  # a domain is content with what its first groups have left
+                wanting = [name for name in wanting if not kept[name]]
+            complete = not wanting
+            ledger.take(chosen, passing, wanting)
+        if self.apart:
+            self._fill()
         if dies_after is not None:
             return
         for entry in ledger.end_step(synced=(ledger.steps + 1) % self.every == 0):
@@ -318,6 +333,14 @@ class Simulation:
             if entry.attempt == 0:
                 self._redraw.append((entry.prompt_id, entry.domain))
         self._now += 1.0  # training
+
+    def _fill(self) -> None:
+        """Admit what there is room for."""
+        while self._ledger.room():
+            entry = self._admit()
+            self.durations[entry.serial] = self._random.lognormvariate(0, 1.5)
+            self._ends[entry.serial] = self._now + self.durations[entry.serial]
+        self._check_no_burst()
 
     def _admit(self) -> Entry:
         ledger = self._ledger
@@ -349,9 +372,12 @@ class Simulation:
         if self.bounds.on_stale == "wait":
             assert not count("dropped") and not pending
         consumed = [event for event in self.log if event["event"] == "consumed"]
-        assert Counter(event["step"] for event in consumed) == dict.fromkeys(
-            range(1, self.bounds.total_steps + 1), self.bounds.groups_per_step
-        )
+        of_step = Counter(event["step"] for event in consumed)
+        assert of_step.keys() == set(range(1, self.bounds.total_steps + 1))
+        assert max(of_step.values()) <= self.bounds.groups_per_step
+        if self.fewer:
+            return
+        assert min(of_step.values()) == self.bounds.groups_per_step
         if self.bounds.domains and self.bounds.on_stale == "wait":
             of_steps = Counter((event["step"], self._domains[event["group"]]) for event in consumed)
             assert of_steps == {
@@ -402,11 +428,14 @@ DOMAINS = st.builds(
     passing=st.sampled_from([1.0, 0.5]),
     kill=st.sampled_from([0.0, 0.4]),
     every=st.integers(1, 5),
+    apart=st.booleans(),
+    fewer=st.booleans(),
 )
 def test_every_schedule_keeps_the_bound_and_loses_nothing(
-    bounds: Bounds, seed: int, passing: float, kill: float, every: int
+    bounds: Bounds, seed: int, passing: float, kill: float, every: int, apart: bool, fewer: bool
 ) -> None:
-    Simulation(bounds, seed, passing=passing, kill_every=kill, every=every).run()
+    simulation = Simulation(bounds, seed, passing=passing, kill_every=kill, every=every, apart=apart, fewer=fewer)
+    simulation.run()
 
 
 def test_no_small_schedule_stands_still() -> None:
@@ -466,6 +495,14 @@ def test_a_million_events() -> None:
             max_running=numbers.choice([None, numbers.randint(1, 64)]),
             on_stale=numbers.choice(["wait", "drop"]),
         )
-        simulation = Simulation(bounds, numbers.randrange(10**9), passing=numbers.choice([1.0, 0.6]), kill_every=0.2)
+        simulation = Simulation(
+            bounds,
+            numbers.randrange(10**9),
+            passing=numbers.choice([1.0, 0.6]),
+            kill_every=0.2,
+            every=numbers.randint(1, 4),
+            apart=numbers.random() < 0.5,
+            fewer=numbers.random() < 0.2,
+        )
         simulation.run()
         events += simulation.events

@@ -62,10 +62,10 @@ class Playing:
         """Play to the end, or so many polls of one pass each."""
         found: dict[Place, Trajectory] = {}
         with self.engine.open_stream(SAMPLING) as stream:
-            self.episodes.resume(stream)
+            self.episodes.resume()
             real = stream.wait
             stream.wait = lambda timeout_s, passes=None: real(timeout_s, 1)  # type: ignore[method-assign]
-            while self.episodes.busy and (polls is None or polls > 0):
+            while len(found) < len(PLACES) and (polls is None or polls > 0):
                 found |= dict(self.episodes.poll(stream))
                 polls = None if polls is None else polls - 1
             self.episodes.suspend(stream)

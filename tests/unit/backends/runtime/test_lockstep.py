@@ -180,20 +180,3 @@ def test_a_cache_that_nothing_continues_is_released(tiny_llama: Path) -> None:
         stream.submit([continued(by_name[each.sample_id], each) for each in kept])
         stream.take_back()
     assert not any(member.led._caches for member in workers.members)
-
-
-def test_a_pause_keeps_the_cache_in_its_worker(tiny_llama: Path) -> None:
-    workers = workers_of(2, tiny_llama)
-    paused = [replace(each, max_response_tokens=5, pauses=True) for each in REQUESTS if each.max_response_tokens > 5]
-    with workers.open_stream(SAMPLING) as stream:
-        stream.submit(paused)
-        ended = [each for _ in range(4) for each in stream.wait(0.0)]
-        assert len(ended) == len(paused) and stream.take_cache("unknown") is None
-        caches = {each.sample_id: stream.take_cache(each.sample_id) for each in ended}
-        assert all(caches.values()) and stream.take_cache(ended[0].sample_id) is None
-    assert sum(len(member.led._caches) for member in workers.members) == len(paused)
-    caches.clear()
-    gc.collect()
-    with workers.open_stream(SAMPLING) as stream:
-        stream.take_back()
-    assert not any(member.led._caches for member in workers.members)

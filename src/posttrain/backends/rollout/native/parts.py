@@ -15,11 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
-from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
 
 from posttrain.backends.rollout.native.experts import mixture
-from posttrain.backends.rollout.native.kernels import LANES, Kernels, NormForm
+from posttrain.backends.rollout.native.kernels import LANES, Kernels
 from posttrain.backends.rollout.native.products import Product, stacked_product
+from posttrain.libraries.cpu_kernels.update import NormForm
+from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
 from posttrain.models.lora import effective_weight
 
 Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
@@ -49,15 +50,10 @@ INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
 OUTPUTS = ("o_proj", "dense")
 HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 # Modules of an MLP: the products with its input, the activation, the product with its output.
-GATED = (("gate_proj", "up_proj"), ("gate_up_proj",))
 UNGATED = (("up_proj",), ("fc1",), ("c_fc",))
-ACTIVATIONS = ("act_fn", "activation_fn", "act")
 DOWN = ("down_proj", "fc2", "c_proj")
 ROUTERS = ("gate", "router")
 SHARED = {"shared_expert", "shared_expert_gate"}
-
-SILU = (nn.SiLU, SiLUActivation)
-GELU_TANH = (GELUTanh, NewGELUActivation)  # the same function
 
 
 @dataclass(frozen=True, slots=True, eq=False)

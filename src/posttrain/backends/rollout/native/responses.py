@@ -116,6 +116,7 @@ def begin_response(request: Request, prompt: PromptState, random: np.ndarray, *,
     if request.begun is not None:
         response.token_ids, response.logprobs = list(request.begun.token_ids), list(request.begun.logprobs)
         response.spans, response.begun = list(request.begun.spans), len(request.begun.token_ids)
+        response.top = list(request.begun.top_logprobs) if request.top_logprobs else []
     if not response.spans or response.spans[-1].version != version:
         response.spans.append(VersionSpan(response.begun, version))
     return response

@@ -43,7 +43,7 @@ from posttrain.models.packed_attention import continued_layout
 from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.images import PlacedImages
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
+from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 # With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
 # last bits of a response would depend on the number of other rows.
@@ -92,7 +92,6 @@ class NativeStream:
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = KeyValueCache.of(model, most_slots=slots)
         self.passes = 0
-        self._paused: dict[str, Kept] = {}  # caches of responses that have ended at their pause
         self._submitted = 0  # requests
         self._passed_over = 0  # passes in which requests with free slots waited for others
         self._weights = ExitStack()
@@ -163,15 +162,11 @@ class NativeStream:
         self._leave(responses)
         return [replace(response.unfinished, cache=caches.get(response)) for response in responses]
 
-    def take_cache(self, sample_id: str) -> object:
-        """See interfaces.rollout_engine.ResumableStream."""
-        return self._paused.pop(sample_id, None)
-
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
-        for held in (self._prompts, self._names, self._waiting, self._active, self._held, self._kept, self._paused):
+        for held in (self._prompts, self._names, self._waiting, self._active, self._held, self._kept):
             held.clear()
         self._cache = KeyValueCache.of(self.model)
         self._weights.close()
@@ -346,15 +341,12 @@ class NativeStream:
     # -------------------------------------------------------------------------------------- after a response has ended
 
     def _keep(self, ended: Sequence[Response]) -> None:
-        """Keep the caches of conversations for their next turns, and of responses that pause. When there are more conversations
-        than slots, the oldest are dropped."""
+        """Keep the caches of conversations for their next turns; of more than there are slots, the oldest are dropped."""
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
         for slot, response in enumerate(self._active):
             if response.stop_reason is None:
                 continue
-            if response.request.pauses and response.stop_reason is StopReason.LENGTH:
-                self._paused[response.request.sample_id] = self._past(slot_of, slot, response)
-            elif response.request.conversation:
+            if response.request.conversation:
                 self._kept.pop(response.request.conversation, None)
                 self._kept[response.request.conversation] = self._past(slot_of, slot, response)
         while len(self._kept) > self.slots:

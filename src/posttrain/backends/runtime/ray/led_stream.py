@@ -33,7 +33,6 @@ class LedTurn:
     """The result of a turn."""
 
     ended: tuple[tuple[int, Trajectory], ...]  # with the pass of the turn in which each ended, from 1
-    paused: Mapping[str, CacheHere]  # caches of those that ended at their pause, by sample id
     passes: int
     tokens: int  # sampled
 
@@ -47,7 +46,6 @@ class LedStream:
     take_turn: Callable[[], None]  # brings the sampler's weights to the device
     _stream: ResumableStream | None = None
     _tokens: int = 0  # of the turn
-    _pausing: set[str] = field(default_factory=set)
     _caches: dict[int, object] = field(default_factory=dict)
     _stored: int = 0  # caches so far
 
@@ -55,7 +53,6 @@ class LedStream:
         """Returns: the stream's slots."""
         self.take_turn()
         self._stream = cast(ResumableStream, self.engine.open_stream(sampling, self._count))
-        self._pausing.clear()
         return self._stream.slots
 
     def turn(self, changes: Changes, timeout_s: float, passes: int | None) -> LedTurn:
@@ -74,7 +71,6 @@ class LedStream:
                 break
         return LedTurn(
             ended=tuple(ended),
-            paused=self._paused([each.sample_id for _, each in ended]),
             passes=stream.passes - begun,
             tokens=self._tokens,
         )
@@ -100,7 +96,6 @@ class LedStream:
     def _changed(self, changes: Changes) -> ResumableStream:
         self.stream.cancel(changes.cancelled)
         self.stream.submit([self._with_cache(request) for request in changes.new])
-        self._pausing |= {request.sample_id for request in changes.new if request.pauses}
         for number in changes.released:
             self._caches.pop(number, None)
         return self.stream
@@ -110,12 +105,6 @@ class LedStream:
         if request.begun is None or not isinstance(request.begun.cache, CacheHere):
             return request
         return replace(request, begun=replace(request.begun, cache=self._caches.pop(request.begun.cache.number)))
-
-    def _paused(self, ended: list[str]) -> dict[str, CacheHere]:
-        names = [name for name in ended if name in self._pausing]
-        caches = {name: self.stream.take_cache(name) for name in names}
-        self._pausing.difference_update(names)
-        return {name: self._store(cache) for name, cache in caches.items() if cache is not None}
 
     def _store(self, cache: object) -> CacheHere:
         self._stored += 1

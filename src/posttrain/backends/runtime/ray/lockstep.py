@@ -70,7 +70,6 @@ class LockstepStream:
         self._asked: dict[str, Member] = {}  # by sample id, in the order of submission
         self._new: dict[Member, list[Request]] = {member: [] for member in workers.members}
         self._cancelled: dict[Member, list[str]] = {member: [] for member in workers.members}
-        self._paused: dict[str, HeldCache] = {}
         self._closed = False
         self.slots: int = sum(workers.each("led.open", sampling, what="sampling"))
 
@@ -121,9 +120,6 @@ class LockstepStream:
         self._asked.clear()
         return [back[name] for name in asked]
 
-    def take_cache(self, sample_id: str) -> object:
-        return self._paused.pop(sample_id, None)
-
     def close(self) -> None:
         if self._closed:
             return
@@ -154,8 +150,6 @@ class LockstepStream:
         turns: dict[Member, LedTurn] = self._workers.watch.wait(promises, "sampling", self._workers.timeout_s)
         found = [(at, rank, each) for rank, member in enumerate(busy) for at, each in turns[member].ended]
         ended = [each for *_, each in sorted(found, key=lambda one: one[:2]) if self._asked.pop(each.sample_id, None)]
-        for member, turn in turns.items():
-            self._paused |= {name: self._caches.hold(member, place) for name, place in turn.paused.items()}
         self.passes += max(turn.passes for turn in turns.values())
         if self._on_tokens:
             self._on_tokens(sum(turn.tokens for turn in turns.values()))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.backends.endpoint.answer_format import grammar_of
 from posttrain.backends.rollout.native import NativeEngine
+from posttrain.data.openai_api.answer_format import grammar_of
+from posttrain.data.openai_api.own_sampling import Honours
 from posttrain.interfaces.rollout_engine import Request, check_requests
 from posttrain.libraries.grammars import BadGrammar, json_grammar
 from posttrain.models.loading import load_causal_lm
@@ -85,7 +86,7 @@ def test_schemas_that_cannot_be_honoured(schema: dict[str, object], why: str) ->
     with pytest.raises(BadGrammar, match=why):
         json_grammar(schema)
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    assert why in grammar_of({"response_format": form}, grammars=True)[1]
+    assert why in grammar_of({"response_format": form}, Honours(grammars=True))[1]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_schemas_that_cannot_be_honoured(schema: dict[str, object], why: str) ->
     ],
 )
 def test_formats_that_are_refused(body: dict[str, object], grammars: bool, why: str) -> None:
-    assert re.search(why, grammar_of(body, grammars=grammars)[1])
-    assert grammar_of({"response_format": {"type": "text"}}, grammars=False) == ("", "")
+    assert re.search(why, grammar_of(body, Honours(grammars=grammars))[1])
+    assert grammar_of({"response_format": {"type": "text"}}, Honours(grammars=False)) == ("", "")
 
 
 def test_a_continued_response_follows_none() -> None:

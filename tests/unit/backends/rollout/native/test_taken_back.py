@@ -159,18 +159,3 @@ def logprobs_of(model: Any, ids: list[int], start: int, end: int, cache: Any = N
     output = model(torch.tensor([ids[start:end]]), past_key_values=cache, use_cache=cache is not None)
     logprobs = output.logits[0].log_softmax(-1)
     return [logprobs[place, ids[start + place + 1]].item() for place in range(end - start)]
-
-
-def test_a_pause_keeps_the_cache_of_where_it_stopped(tiny_llama: Path) -> None:
-    """As decisions are made again: the response ends at its recorded token, and continues as one that was taken back there."""
-    engine = engine_of(tiny_llama)
-    _, [taken] = sample(engine, REQUESTS[3:4], 5, keep_cache=True)
-    with engine.open_stream(SAMPLING) as stream:
-        stream.submit([replace(REQUESTS[3], max_response_tokens=5, pauses=True)])
-        [ended] = [one for _ in range(5) for one in stream.wait(0.0)]
-        cache = stream.take_cache(ended.sample_id)
-        assert stream.take_cache(ended.sample_id) is None
-    change_weights(engine)
-    paused = replace(taken, token_ids=ended.token_ids, logprobs=ended.logprobs, spans=ended.spans, cache=cache)
-    [one, other] = [sample(engine, [replace(REQUESTS[3], begun=begun)], 100)[0][0] for begun in (taken, paused)]
-    assert one == other and len(one.spans) == 2
