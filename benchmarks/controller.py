@@ -4,11 +4,10 @@
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
 --workers under Ray with so many ranks of the policy, which also sample. Messages are what the first step brings to the driver
-and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE keeps a profile of the driver.
-Seconds are of
-the driver, median of the steps after the first, by phase; sampling is making the tokens and handing complete groups to the
-rewards. CPU seconds are of the driver's process alone: on a machine with other work they say more than seconds. Memory is what
-the peak grows by after the start.
+and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE keeps a profile of the
+driver, in its CPU seconds. Seconds are of the driver, median of the steps after the first, by phase; sampling is making the
+tokens and handing complete groups to the rewards. CPU seconds are of the driver's process alone: on a machine with other work
+they say more than seconds. Memory is what the peak grows by after the start.
 """
 
 from __future__ import annotations
@@ -130,7 +129,9 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
 
     rl_sync.sample_groups = begun
     if arguments.profile:
-        cProfile.runctx("train_run(config)", globals(), {"train_run": train_run, "config": config}, arguments.profile)
+        profile = cProfile.Profile(time.process_time)
+        profile.runcall(train_run, config)
+        profile.dump_stats(arguments.profile)
     else:
         train_run(config)
     cpu.append(time.process_time())

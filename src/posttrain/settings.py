@@ -21,6 +21,9 @@ from pydantic_core import PydanticKnownError
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 
 REQUIRED: Any = ...  # the default of a setting that must be given
 
@@ -32,6 +35,9 @@ _NAMES: dict[str, Any] = {
     "Positive": Positive,
     "NonNegative": NonNegative,
     "Share": Share,
+    "BelowHalf": BelowHalf,
+    "PositiveInt": PositiveInt,
+    "NonNegativeInt": NonNegativeInt,
 }
 _CONTAINERS = {"list": list, "Sequence": list, "dict": dict, "Mapping": dict}
 

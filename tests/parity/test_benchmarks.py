@@ -41,6 +41,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "as good as the teacher after",
     ),
     "environments.py": ("2 2", "in flight"),
+    "environments_native.py": ("--episodes 4 --turns 2 --tokens 4 --median-s 0.01", "schedule bound"),
     "generate_evaluate.py": ("--rows 8 --samples 2 --tokens 4 --parts 64 --draws 0", "0 bootstrap draws"),
     "gpu.py": (
         "--device cpu --tiny --rounds 1 --sequences 4 --groups 1 --micro-batch 4 --samples 8 --tokens 4",
@@ -60,6 +61,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "scoring_rewards.py": ("--answers 8 --rounds 1", "math_verify"),
     "sft.py": ("MODEL --rounds 1 --rows 4", "posttrain, micro-batch 8"),
     "step.py": ("MODEL --rounds 1", "posttrain, micro-batch 32"),
+    "self_play.py": ("RUNS --steps 1 --seeds 1 --games 64", "action_is_valid"),
     "strategy.py": ("RUNS --steps 1 --seeds 1 --games 0.004", "sound_share"),
     "tune.py": ("MODEL --methods dpo --rounds 1 --sequences 4 --words 3", "dpo, posttrain, float32"),
     "train.py": ("MODEL --rounds 1 --sequences 4 --micro-batch 2 --only packed", "packed, by tokens"),

@@ -160,6 +160,106 @@ def test_a_run_whose_steps_are_not_the_callers(file: Path, overrides: dict[str, 
         pass
 
 
+def one_step(session: Any) -> None:
+    """A whole step by the verbs; rewards by the number of characters."""
+    groups = session.sampler.sample(session.prompts())
+    batch = session.batch(session.score(groups))
+    for mini_batch in session.trainer.mini_batches(batch, batch.rewards - batch.rewards.mean()):
+        session.trainer.forward_backward(mini_batch)
+        session.trainer.optim_step()
+
+
+def test_a_loop_that_is_left_early_is_saved_and_resumed(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left after a step, in a step without updates and between updates; then as a run that nobody left."""
+    straight, left = ({"run.folder": str(tmp_path / name), "run.total_steps": 3} for name in ("straight", "left"))
+    with posttrain.start(file, straight) as session:
+        for _ in session.steps():
+            one_step(session)
+    with posttrain.start(file, left) as session:
+        for _ in session.steps():
+            one_step(session)
+            break
+    assert "stopped by its caller after step 1, saved as global_step_1" in capsys.readouterr().err
+    run = posttrain.Run(tmp_path / "left")
+    assert run.info["status"] == "interrupted" and run.checkpoints == [1]
+    with posttrain.start(file, left) as session:
+        assert next(session.steps()) == 2
+        session.sampler.sample(session.prompts())
+    assert "in step 2, which is made again" in capsys.readouterr().err
+    with posttrain.start(file, left) as session:
+        for _ in session.steps():
+            batch = session.batch(session.score(session.sampler.sample(session.prompts())))
+            session.trainer.forward_backward(next(session.trainer.mini_batches(batch, batch.rewards)))
+            break
+    said = capsys.readouterr().err
+    assert "between the updates of step 2, which is made again" in said and "from global_step_1" in said
+    with posttrain.start(file, left) as session:
+        for _ in session.steps():
+            one_step(session)
+    assert steps(tmp_path / "left") == steps(tmp_path / "straight")
+    assert run.info["status"] == "done"
+
+
+def test_an_interrupt_leaves_no_half_gradient_and_no_half_update(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the handler of a notebook's kernel, which raises KeyboardInterrupt at any line."""
+    with posttrain.start(file, {"run.folder": str(tmp_path / "run")}) as session:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        trainer, numbers = session.trainer, session.steps()
+        policy = trainer._work.made.roles.policy
+        next(numbers)
+        batch = session.batch(session.score(session.sampler.sample(session.prompts())))
+        [mini_batch] = trainer.mini_batches(batch, torch.arange(6.0) - 2.5)
+        trainer.forward_backward(mini_batch)
+        real = policy.forward_backward
+
+        def interrupted(*arguments: Any) -> Any:
+            real(*arguments)
+            signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(policy, "forward_backward", interrupted)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                trainer.forward_backward(mini_batch)
+        assert "gradients since the last optim_step are dropped" in raised.value.__notes__[0]
+        with pytest.raises(RequestError, match="no gradient for optim_step"):
+            trainer.optim_step()
+        trainer.forward_backward(mini_batch)
+        norms: list[float] = []
+        step = policy.optimizer_step
+
+        def signalled() -> Any:
+            signal.raise_signal(signal.SIGINT)
+            made = step()
+            norms.append(made.grad_norm)
+            return made
+
+        with monkeypatch.context() as patched:
+            patched.setattr(policy, "optimizer_step", signalled)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.optim_step()
+        assert policy.version == 1
+        with monkeypatch.context() as patched:
+            patched.setattr("posttrain.api.work.finish_step", lambda *_: signal.raise_signal(signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                next(numbers)
+        for call in (lambda: next(numbers), lambda: session.sampler.sample(["a"]), trainer.optim_step):
+            with pytest.raises(RequestError, match="the change to the next step was left half done"):
+                call()
+        signal.signal(signal.SIGINT, before)
+    # Twice the gradient would have twice the norm.
+    with posttrain.start(file, {"run.folder": str(tmp_path / "alone")}) as session:
+        next(session.steps())
+        batch = session.batch(session.score(session.sampler.sample(session.prompts())))
+        [mini_batch] = session.trainer.mini_batches(batch, torch.arange(6.0) - 2.5)
+        session.trainer.forward_backward(mini_batch)
+        made = session.trainer.optim_step()
+        assert made is not None and norms == [made.grad_norm]
+
+
 def test_wrong_calls_of_the_verbs_are_one_error_each(file: Path, tmp_path: Path) -> None:
     """None of them ends the step that it is made in."""
 
@@ -193,11 +293,11 @@ def test_wrong_calls_of_the_verbs_are_one_error_each(file: Path, tmp_path: Path)
             wrong("holds TrajectoryGroup", session.batch, groups)
             batch = session.batch(session.score(groups))
             advantages = torch.arange(6.0) - 2.5
-            wrong("a Tensor, not list", trainer.mini_batches, batch, [1.0] * 6)
+            wrong("must be Tensor, not list", trainer.mini_batches, batch, [1.0] * 6)
             wrong(r"shape \[6\].*not \[5\]", trainer.mini_batches, batch, torch.zeros(5))
-            wrong("a TrainBatch, not ShapedBatch", trainer.forward_backward, batch)
+            wrong("must be TrainBatch, not ShapedBatch", trainer.forward_backward, batch)
             for mini_batch in trainer.mini_batches(batch, advantages):
-                wrong("a LossPlan, not str", trainer.forward_backward, mini_batch, "ppo")
+                wrong("must be LossPlan, not str", trainer.forward_backward, mini_batch, "ppo")
                 trainer.forward_backward(mini_batch)
                 trainer.optim_step()
     assert len(steps(session.folder)) == 1

@@ -24,7 +24,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from posttrain.backends.reward_model.local import LocalRewardModel
+from posttrain.backends.reward_model.local import Conversation, LocalRewardModel
 from posttrain.build.tune import tune_run
 from posttrain.config.reward import RewardModelConfig
 from posttrain.config.tune import TuneConfig
@@ -214,7 +214,7 @@ def test_reward_model_scores_alike_in_training_transformers_and_ppo(make: Make, 
     theirs: Any = AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32)
     frozen = load_reward_model(RewardModelConfig(path=str(out)), dtype=torch.float32)
     ours = LocalRewardModel(frozen, None, sequences_per_micro_batch=8)._scores(
-        [side.token_ids.tolist() for row in rows for side in row.sides]
+        [Conversation(side.token_ids.tolist()) for row in rows for side in row.sides]
     )
     with torch.no_grad():
         plain = [
@@ -374,7 +374,7 @@ def test_bias_of_a_head_is_trained_resumed_exported_and_scored(
     config = make("run", **named)
     rows = load_preferences(config.data.train_files, config, tokenizer, what="training").rows
     scorer = LocalRewardModel(frozen, None, sequences_per_micro_batch=8)
-    scores = scorer._scores([row.sides[0].token_ids.tolist() for row in rows])
+    scores = scorer._scores([Conversation(row.sides[0].token_ids.tolist()) for row in rows])
     assert found[-1]["validation/rewards/chosen"] == pytest.approx(sum(scores) / len(scores), abs=1e-4)
 
 

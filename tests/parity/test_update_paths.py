@@ -176,7 +176,8 @@ def test_one_update_by_many_paths(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_layers_in_fewer_operations(tiny_qwen: Path, wanted: dict[Any, Outcome], dtype: torch.dtype) -> None:
     engine = make_engine(tiny_qwen, dtype=dtype, micro=5, gradient_checkpointing=True)
-    assert fuse_layers(engine.model) == 9
+    # 9 norms, 2 MLPs, and with a compiler 2 attentions
+    assert fuse_layers(engine.model) in (11, 13)
     assert_alike(run(engine), wanted[dtype, False], TOLERANCE[dtype])
 
 

@@ -67,7 +67,7 @@ def test_a_model_without_eyes_is_told(tmp_path: Path, tiny_llama: Path) -> None:
 def test_what_reads_no_pictures_is_refused_by_plan(tmp_path: Path, model: Path) -> None:
     fields = {
         "environment.conversation": game(tmp_path, model, environment={"conversation": "one_message"}),
-        "advantage.name": game(tmp_path, model, advantage={"name": "gae"}),
+        "critic.engine": game(tmp_path, model, advantage={"name": "gae"}, critic={"engine": "megatron"}),
         "tracking.batches_every_steps": game(tmp_path, model, tracking={"batches_every_steps": 1}),
     }
     for field, config in fields.items():

@@ -1,6 +1,7 @@
 """Text from a model, a dataset or a checkpoint is data: nothing in the package evaluates, executes or unpickles it.
 
-The one exception is the file whose text runs in a boxed process; nobody but the process that makes boxes imports it.
+The exceptions are the two files whose text runs in a boxed process: one is imported only by the process that makes boxes; the
+other, which runs the tests of repaired repositories, is imported by no module, and its text is sent into the box.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SOURCES = sorted(Path(posttrain.__file__).parent.rglob("*.py"))
 PACKAGE = Path(posttrain.__file__).parent
 BOXED = PACKAGE / "sandbox/inside.py"
 WARDEN = PACKAGE / "sandbox/warden.py"
+SENT_INTO_BOXES = PACKAGE / "envs/repair/in_box.py"
 # By the last name of what is called: eval, builtins.eval, pickle.loads, sympy.sympify, …
 NAMES = {"eval", "exec", "parse_expr", "sympify", "unsafe_load", "full_load"}
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -72,16 +74,25 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def test_one_file_executes_and_only_in_a_box() -> None:
+def test_two_files_execute_and_only_in_a_box() -> None:
     [call] = findings(BOXED.read_text(encoding="utf-8"))
     assert call.endswith(": exec(program, names)")
-    names = {"inside": "posttrain.sandbox.inside", "warden": "posttrain.sandbox.warden"}
+    [call] = findings(SENT_INTO_BOXES.read_text(encoding="utf-8"))
+    assert call.endswith(": exec(compile(self.files[file], file, 'exec', dont_inherit=True), module.__dict__)")
+    names = {
+        "inside": "posttrain.sandbox.inside",
+        "warden": "posttrain.sandbox.warden",
+        "sent": "posttrain.envs.repair.in_box",
+    }
     everywhere = {path: imported(path) for path in SOURCES}
     importers = {name: {path for path in SOURCES if module in everywhere[path]} for name, module in names.items()}
-    assert importers == {"inside": {WARDEN}, "warden": set()}  # a warden is started as a process
+    # A warden is started as a process, and the last is sent as text.
+    assert importers == {"inside": {WARDEN}, "warden": set(), "sent": set()}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path != BOXED], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path not in (BOXED, SENT_INTO_BOXES)], ids=lambda path: path.stem
+)
 def test_the_package_evaluates_and_unpickles_nothing(path: Path) -> None:
     assert findings(tree_of(path)) == []
 

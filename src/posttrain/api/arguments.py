@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
+from posttrain.api.kinds import check_kind
 from posttrain.config.reading.sources import SourceMap
 from posttrain.config.reading.validate import validate
 from posttrain.config.rollout import RolloutConfig
@@ -44,21 +45,6 @@ def with_changes(sampling: SamplingParams, changes: Mapping[str, Any]) -> Sampli
         value = getattr(checked, name)
         values[name] = tuple(value) if isinstance(value, list) else value
     return replace(sampling, **values)
-
-
-def check_items(items: Any, kind: type | tuple[type, ...], name: str, source: str) -> None:
-    """Raises: RequestError unless ``items`` is a list or tuple of ``kind``; ``source`` says where such items come from."""
-    if not isinstance(items, list | tuple):
-        raise RequestError(Problem(f"{name} is a list, not {type(items).__name__}", fix=source))
-    for item in items:
-        if not isinstance(item, kind):
-            raise RequestError(Problem(f"{name} holds {type(item).__name__}", fix=source))
-
-
-def check_kind(value: Any, kind: type, name: str, source: str) -> None:
-    """Raises: RequestError unless ``value`` is a ``kind``."""
-    if not isinstance(value, kind):
-        raise RequestError(Problem(f"{name} is a {kind.__name__}, not {type(value).__name__}", fix=source))
 
 
 def check_advantages(shaped: ShapedBatch, advantages: Any) -> None:

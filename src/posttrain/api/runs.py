@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.api.kinds import check_kind, check_step
 from posttrain.errors import Problem, RequestError
 from posttrain.report.read import RecordedRun, json_rows, read_run
 
@@ -22,10 +23,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path):
-        if not isinstance(folder, str | Path):
-            raise RequestError(
-                Problem(f"a run is named by its folder, not {type(folder).__name__}", fix='write Run("runs/NAME")')
-            )
+        check_kind(folder, (str, Path), "folder", 'write Run("runs/NAME")')
         self.folder = Path(folder)
         self._recorded()
 
@@ -58,6 +56,7 @@ class Run:
 
     def metric(self, name: str) -> dict[int, float | None]:
         """One metric by step, for the steps that logged it. Raises: RequestError, naming a similar one, for an unknown name."""
+        check_kind(name, str, "name", 'such as run.metric("reward/mean")')
         recorded = self._recorded()
         names = recorded.metric_names()
         if name not in names:
@@ -96,6 +95,9 @@ class Run:
         from posttrain.run.checkpoint_folders import PREFIX
         from posttrain.run.export import export_checkpoint
 
+        check_kind(out, (str, Path), "out", 'write run.export("my-model")')
+        if step is not None:
+            check_step(step)
         source = self.folder if step is None else self.folder / "checkpoints" / f"{PREFIX}{step}"
         export_checkpoint(source, Path(out))
         return Path(out)
@@ -118,6 +120,7 @@ class Run:
         return read_run(self.folder)
 
     def _rows(self, files: Mapping[int, Path], step: int, what: str) -> list[dict[str, Any]]:
+        check_step(step)
         if step not in files:
             known = ", ".join(map(str, files)) or "none"
             raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -84,7 +85,8 @@ def start(
                     session.trainer.forward_backward(mini_batch)
                     session.trainer.optim_step()
 
-    An interrupted session is resumed by the same call; the caller's own state is not saved.
+    An interrupted session is resumed by the same call; the caller's own state is not saved. Leaving the loop early (``break``)
+    saves what is done, and the same call resumes that as well.
 
     Args: as of ``posttrain.train``.
     Raises: RequestError for what can be seen before the first step, and for a run whose steps are not the caller's to make
@@ -105,7 +107,7 @@ def start(
     loaded = get_ready(loaded)
     config = loaded.config
 
-    from posttrain.api.work import Work
+    from posttrain.api.work import LeftEarly, Work
     from posttrain.build.runs import open_run
     from posttrain.build.train import run_scorer, under_way_with
 
@@ -119,6 +121,8 @@ def start(
             work = Work(made)
             with work.leaving_steps():
                 yield Session(work)
+    except LeftEarly as left:
+        print(left, file=sys.stderr)
     except RequestError as error:
         error.locate(loaded.locate)
         raise

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from posttrain.api.arguments import check_advantages, check_items, check_kind, with_changes
-from posttrain.api.work import Work
+from posttrain.api.arguments import check_advantages, with_changes
+from posttrain.api.kinds import check_items, check_kind
+from posttrain.api.work import OneStep, Work
 from posttrain.data.templates import apply_template
 from posttrain.errors import RequestError
 from posttrain.records.batches import ShapedBatch, TrainBatch
@@ -17,6 +19,7 @@ from posttrain.records.plans import LossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats, OptimizerStats
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+from posttrain.run.stopping import held_back
 from posttrain.steps.rl_step import collect
 
 
@@ -81,12 +84,17 @@ class Trainer:
         this mini-batch.
 
         Returns: the loss, sums by metric, and the log-probs [B, T] of the weights as they are.
+        Raises: whatever makes it fail, also KeyboardInterrupt; all gradients since the last optimizer step are dropped then, and
+            a note at the error reports it.
         """
         work, step = self._work, self._work.step
         check_kind(mini_batch, TrainBatch, "the mini-batch", "of trainer.mini_batches(...)")
         check_kind(loss or step.plan.update.loss, LossPlan, "the loss", "a function of your own goes into loss.path")
         work.begin_updates()
-        stats = work.made.roles.policy.forward_backward(mini_batch, loss or step.plan.update.loss, mini_batch.counts())
+        with self._dropping_gradients(step):
+            stats = work.made.roles.policy.forward_backward(
+                mini_batch, loss or step.plan.update.loss, mini_batch.counts()
+            )
         if step.first_logprobs is None:
             step.first_logprobs = stats.policy_logprobs
         step.waiting.append(stats)
@@ -94,6 +102,7 @@ class Trainer:
 
     def optim_step(self) -> OptimizerStats | None:
         """Make an optimizer step with the gradients added since the last one, by the configuration's optimizer and schedule.
+        An interrupt comes after it, not in its middle.
 
         Returns: gradient norm and learning rate; None where a loss was not finite or no token was learned: the gradients are
             dropped, and the step counts as skipped.
@@ -103,7 +112,23 @@ class Trainer:
         if not step.waiting:
             raise RequestError("there is no gradient for optim_step: call forward_backward first")
         passes, step.waiting = step.waiting, []
-        return self._work.begin_updates().step(*passes)
+        with held_back(), self._work.whole("optim_step"):
+            return self._work.begin_updates().step(*passes)
+
+    @contextmanager
+    def _dropping_gradients(self, step: OneStep) -> Iterator[None]:
+        """A pass that fails half way leaves a part of its gradient, which must not be learned from."""
+        try:
+            yield
+        except BaseException as error:
+            with self._work.whole("forward_backward"):
+                step.waiting.clear()
+                self._work.made.roles.policy.zero_grad()
+            error.add_note(
+                "forward_backward was left half way: the gradients since the last optim_step are dropped; call it again for "
+                "each of their mini-batches"
+            )
+            raise
 
     def save(self, folder: str | Path) -> Path:
         """Write the policy as a folder that transformers loads (of a policy with an adapter, the adapter).

@@ -11,9 +11,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from posttrain.api.arguments import check_items, check_rewards
+from posttrain.api.arguments import check_rewards
+from posttrain.api.kinds import check_items
 from posttrain.build.train import Training
-from posttrain.errors import RequestError
+from posttrain.errors import RequestError, RunInterrupted
 from posttrain.loops.rl_sync import Began, body_of, finish_step, samples_path
 from posttrain.loops.training import StepReport, Turns, next_turn, steps_of
 from posttrain.records.batches import ScoredBatch, ShapedBatch, TrainBatch
@@ -30,6 +31,29 @@ from posttrain.steps.rl_step import StepResult, assembled, score_groups, shape
 from posttrain.steps.score import TooManyInvalid
 from posttrain.steps.select import Selection
 from posttrain.steps.updates import Updates
+
+
+class LeftEarly(RunInterrupted):
+    """The caller left the loop of steps before its end, on purpose."""
+
+
+class Steps:
+    """The numbers of the steps. Once getting the next one has failed, so does every other try: a generator would end without
+    a word."""
+
+    def __init__(self, work: Work, made: Iterator[int]):
+        self._work, self._made = work, made
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self._work.check_open()
+        with self._work.whole("the change to the next step"):
+            number = next(self._made, None)
+        if number is None:
+            raise StopIteration
+        return number
 
 
 class OneStep:
@@ -51,6 +75,11 @@ class OneStep:
             f"step {self.began.number} has no {name}: docs/library.md shows the verbs of a step in order"
         )
 
+    def is_complete(self) -> bool:
+        """True once the step can be recorded: everything was made, and no gradient waits for its optimizer step."""
+        made = (self.scored, self.shaped, self.train, self.updates)
+        return all(each is not None for each in made) and not self.waiting
+
 
 class Work:
     """A run under way and the step that is being made."""
@@ -60,11 +89,28 @@ class Work:
         self._step: OneStep | None = None
         self._turns: Turns | None = None
         self._open = True
+        self._steps_are_over = False
+        self._broken = ""  # the verb that was left half done
 
     def check_open(self) -> None:
-        """Raises: RequestError after the block of ``with``, when the models are gone."""
+        """Raises: RequestError after the block of ``with``, when the models are gone, and after a verb that was left half
+        done."""
         if not self._open:
             raise RequestError("this session is over: its verbs work inside the block of `with posttrain.start(...)`")
+        if self._broken:
+            raise RequestError(
+                f"{self._broken} was left half done, so this session is over: leave the block of `with`, and start it again; "
+                "it resumes from its last checkpoint"
+            )
+
+    @contextmanager
+    def whole(self, verb: str) -> Iterator[None]:
+        """However ``verb`` is left but by its end, the session's state is not to be trusted: no other verb works after it."""
+        try:
+            yield
+        except BaseException:
+            self._broken = verb
+            raise
 
     @property
     def step(self) -> OneStep:
@@ -79,10 +125,13 @@ class Work:
         if self._turns is not None:
             raise RequestError("the steps of a session are made once: its steps() was called before")
         made = self.made
+        self._turns = steps_of(body_of(made, _never), made.progress, made.plan.loop, made.run)
+        return Steps(self, self._each_step(self._turns))
+
+    def _each_step(self, turns: Turns) -> Iterator[int]:
+        made = self.made
         made.roles.weight_sync.publish(made.roles.policy, made.roles.rollout)
-        body = body_of(made, _never)
-        self._turns = steps_of(body, made.progress, made.plan.loop, made.run)
-        turn = next(self._turns, None)
+        turn = next(turns, None)
         while turn is not None:
             number, clock = turn
             began = Began(number=number, version=made.roles.policy.version, epochs=made.loader.epochs)
@@ -90,19 +139,42 @@ class Work:
             yield number
             report = self._finish(self._step)
             self._step = None
-            turn = next_turn(self._turns, report)
+            turn = next_turn(turns, report)
+        self._steps_are_over = True
 
     @contextmanager
     def leaving_steps(self) -> Iterator[None]:
-        """End the run as the command does when a signal makes a verb leave its step."""
+        """End the run as the command does when a signal makes a verb leave its step, and as a signal does where the caller
+        leaves the loop before its last step."""
         try:
             yield
+            self._leave_early()
         except StepAbandoned as abandoned:
             if self._turns is None:
                 raise
             self._turns.throw(abandoned)
         finally:
             self._open = False
+
+    def _leave_early(self) -> None:
+        """Raises: LeftEarly where steps are left, after saving what is done."""
+        if self._step is None or self._steps_are_over or self._broken or self._turns is None:
+            return
+        step, stop = self._step, self.made.run.stop
+        asked = stop.requested
+        stop.name = stop.name or "its caller"
+        try:
+            if step.is_complete():
+                next_turn(self._turns, self._finish(step))
+            elif step.updates is None:
+                self._turns.throw(StepAbandoned())
+            else:
+                raise RunInterrupted(
+                    f"stopped by {stop.name} between the updates of step {step.began.number}, which is made again when the run "
+                    f"is started again, from {self.made.run.checkpoints.last_good_name() or 'its beginning'}"
+                )
+        except RunInterrupted as interrupted:
+            raise interrupted if asked else LeftEarly(str(interrupted)) from None
 
     def draw(self) -> list[Prompt]:
         return list(self.made.loader.next(self.step.selection.wanting))

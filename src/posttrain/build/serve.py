@@ -21,6 +21,7 @@ from posttrain.backends.endpoint.turns import InTurn, Together, Turns
 from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.plans import sampling_params
 from posttrain.config.serve import EndpointConfig, ServeConfig
+from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
 from posttrain.data.tool_forms import chosen_form
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.loading import import_modules, load_tokenizer
@@ -95,13 +96,16 @@ def _plan(config: ServeConfig, name: str, key: str, tokenizer: PreTrainedTokeniz
         token=key,
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
         max_prompt_tokens=config.data.max_prompt_tokens,
-        any_sampling=config.endpoint.any_sampling,
-        seeds=facts.seeds_of_requests,
-        tops=facts.reports_top_logprobs,
-        echoes=facts.prompt_logprobs_of_requests,
-        samplings=facts.samplings_of_requests,
+        honours=Honours(
+            distributions=facts.samplings_of_requests,
+            stops=facts.samplings_of_requests,
+            seeds=facts.seeds_of_requests,
+            tops=facts.reports_top_logprobs,
+            echoes=facts.prompt_logprobs_of_requests,
+            grammars=facts.grammars_of_requests,
+            ignored=frozenset({*DISTRIBUTION, "stop"}) if config.endpoint.any_sampling else frozenset(),
+        ),
         streams=facts.resumes_responses,
-        grammars=facts.grammars_of_requests,
         tool_call_form=chosen_form(config.data.tool_call_form, getattr(tokenizer, "chat_template", None)),
         session_header=config.endpoint.session_header,
         max_sessions=config.endpoint.max_sessions,

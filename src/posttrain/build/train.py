@@ -31,6 +31,7 @@ from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.processors import load_processor
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.images import image_problems
+from posttrain.plan.files import check_sees_alike
 from posttrain.records.prompts import Prompt
 from posttrain.registry import RUNTIMES
 from posttrain.rewards.no_terms import NothingToScore
@@ -118,8 +119,10 @@ def under_way_with(
         if batches is None:
             raise ConfigError(problems)
         loader = loader or prompt_loader(config.data, prompts, order_seed)
-        if any(prompt.images for prompt in (*prompts, *validation)) and (problems := [*image_problems(config)]):
-            raise ConfigError(problems)
+        if any(prompt.images for prompt in (*prompts, *validation)):
+            problems = [*image_problems(config), *check_sees_alike(config)]
+            if problems:
+                raise ConfigError(problems)
         unread = unread_image_settings(config.data, [*prompts, *validation])
         positions = check_prompts_fit(config, prompts, validation)
         if batches.critic:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from posttrain.errors import Problem, RequestError, did_you_mean
-from posttrain.registry import REWARDS
+from posttrain.libraries.disk_errors import described
+from posttrain.registry import REWARDS, TUNE_METHODS
 
-Method = Literal["grpo", "dapo", "ppo", "sft"]
-METHODS = ("grpo", "dapo", "ppo", "sft")
+STDOUT = Path("-")
+
+
+def methods() -> list[str]:
+    """The methods that a file can be written for."""
+    return ["grpo", "dapo", "ppo", "sft", *TUNE_METHODS.names()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,25 +32,44 @@ class Answers:
     model: str
     data: str
     validation: str = ""
-    reward: str = "exact_match"  # a name of `posttrain keys`, or a Python file with a function score
+    reward: str = (
+        "exact_match"  # a name of `posttrain keys`, or a Python file: my.py (its function score), my.py:function
+    )
     steps: int = 100
     lora: bool = False
 
+    @property
+    def entry(self) -> str:
+        """The command that starts the run."""
+        if self.method in TUNE_METHODS.names():
+            return "tune"
+        return "sft" if self.method == "sft" else "train"
+
+    @property
+    def own_reward(self) -> tuple[str, str] | None:
+        """The user's file and function."""
+        return _own(self.reward) if self.entry == "train" else None
+
 
 def init(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")] = Path("run.yaml"),
-    method: Annotated[str | None, typer.Option(help="grpo, dapo, ppo (with a critic) or sft.")] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; - prints it.")] = Path("run.yaml"),
+    method: Annotated[
+        str | None, typer.Option(help="grpo, dapo, ppo (with a critic), sft, or one of preferences, such as dpo.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A model folder or hub id.")] = None,
     data: Annotated[str | None, typer.Option(help="The training file: parquet or JSON lines.")] = None,
     validation: Annotated[str | None, typer.Option(help="Held-out prompts; empty for none.")] = None,
     reward: Annotated[
-        str | None, typer.Option(help="A reward by name, or a Python file with a function score.")
+        str | None,
+        typer.Option(help="A reward by name, or a Python file with a function score (my.py:NAME for another)."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None,
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train an adapter, or all weights.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented configuration; asks for what no option says, where there is a terminal to ask."""
+    if out.is_dir():
+        raise RequestError(Problem(f"{out} is a folder", fix=f"name a file, such as {out / 'run.yaml'}"))
     if out.exists() and not overwrite:
         raise RequestError(Problem(f"{out} exists", fix="name another file, or add --overwrite"))
     given: dict[str, Any] = {"method": method, "model": model, "data": data, "validation": validation}
@@ -52,13 +77,20 @@ def init(
     answers = Answers(**_asked(given))
     text = written(answers)
     _check(text, answers)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    if out == STDOUT:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{out} cannot be written ({described(error)})") from None
     typer.echo(f"wrote {out}")
-    if answers.reward.endswith(".py") and answers.method != "sft" and not Path(answers.reward).is_file():
-        typer.echo(f"write your function score into {answers.reward}, which is not there yet")
-    typer.echo(f"check it: posttrain plan {out}")
-    typer.echo(f"start it: posttrain {'sft' if answers.method == 'sft' else 'train'} {out}")
+    if answers.own_reward and not Path(answers.own_reward[0]).is_file():
+        path, name = answers.own_reward
+        typer.echo(f"write your function {name} into {path}, which is not there yet")
+    typer.echo(f"check it: posttrain plan {shlex.quote(str(out))}")
+    typer.echo(f"start it: posttrain {answers.entry} {shlex.quote(str(out))}")
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,22 +99,24 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises: RequestError for a wrong option, and for what is missing.
     """
     interactive = sys.stdin.isatty()
-    found = {name: value for name, value in given.items() if value is not None}
+    found = {
+        name: value.strip() if isinstance(value, str) else value for name, value in given.items() if value is not None
+    }
 
     def ask(name: str, question: str, default: Any = None, of: Callable[[str], Any] = str) -> None:
         if name not in found and interactive:
             found[name] = typer.prompt(question, default=default, value_proc=_again(of))
 
     if "method" in found:
-        _method(found["method"])
+        found["method"] = _method(found["method"])
     if "reward" in found:
         _reward(found["reward"])
-    ask("method", f"Method ({', '.join(METHODS)})", "grpo", _method)
+    ask("method", f"Method ({', '.join(methods())})", "grpo", _method)
     found.setdefault("method", "grpo")
     ask("model", "Model (a folder, or org/name of the hub)")
     ask("data", "Training file (parquet or JSON lines)")
     ask("validation", "Held-out file (empty for none)", "")
-    if found["method"] != "sft":
+    if found["method"] not in ("sft", *TUNE_METHODS.names()):
         ask("reward", "Reward (a name, or a Python file with a function score)", "exact_match", _reward)
     ask("steps", "Steps", "100", _steps)
     ask("lora", "Train an adapter (LoRA) instead of all weights (yes, no)", "no", _yes)
@@ -105,14 +139,23 @@ def _again(of: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _method(text: str) -> str:
-    if text not in METHODS:
-        what = f"there is no method {text!r} (known: {', '.join(METHODS)})"
-        raise RequestError(Problem(what, fix=did_you_mean(text, METHODS)))
-    return text
+    known = methods()
+    if text.lower() not in known:
+        what = f"there is no method {text!r} (known: {', '.join(known)})"
+        raise RequestError(Problem(what, fix=did_you_mean(text.lower(), known, listed=True)))
+    return text.lower()
+
+
+def _own(reward: str) -> tuple[str, str] | None:
+    """Read ``my.py`` and ``my.py:function``. Returns: file and function; None for the name of a reward."""
+    path, _, name = reward.partition(".py:")
+    if name.isidentifier():
+        return f"{path}.py", name
+    return (reward, "score") if reward.endswith(".py") else None
 
 
 def _reward(text: str) -> str:
-    if not text.endswith(".py") and text not in REWARDS.names():
+    if _own(text) is None and text not in REWARDS.names():
         raise RequestError(REWARDS.problem(text))
     return text
 
@@ -139,27 +182,29 @@ def _check(text: str, answers: Answers) -> None:
     with NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        loaded = read(file.name, [], ENTRIES["sft" if answers.method == "sft" else "train"])
-    if loaded.problems:
-        raise RequestError(loaded.problems)
+        try:
+            problems = [*read(file.name, [], ENTRIES[answers.entry]).problems]
+        except RequestError as error:
+            problems = [*error.problems]
+    if problems:  # without their place: it is in no file of the user's
+        raise RequestError([replace(problem, where="") for problem in problems])
 
 
 def written(answers: Answers) -> str:
     """Write the file."""
-    return _sft(answers) if answers.method == "sft" else _rl(answers)
+    return {"train": _rl, "sft": _sft, "tune": _tune}[answers.entry](answers)
 
 
 def _head(answers: Answers, entry: str) -> str:
     from posttrain.dialects.entries import ENTRIES, schema_line
 
-    command = "sft" if entry == "sft" else "train"
     return f"""\
 {schema_line(entry)}#
 # Written by posttrain init. Every other setting, with its meaning: posttrain keys native. Editors check the file with the
 # schema of its first line, which `posttrain schema --entry {entry} > {ENTRIES[entry].schema_file}` writes beside it.
 #
 #   posttrain plan  FILE     explains batch sizes and memory, and what is wrong
-#   posttrain {command:<5} FILE     starts the run; the same command resumes it
+#   posttrain {entry:<5} FILE     starts the run; the same command resumes it
 """
 
 
@@ -177,9 +222,11 @@ def _rl(answers: Answers) -> str:
     q = json.dumps
     validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
     every = "validation:\n  every_steps: 10\n  before_training: true\n" if answers.validation else ""
-    own = answers.reward.endswith(".py")
-    term = f"{{name: score, path: {q(answers.reward)}}}" if own else f"{{name: {q(answers.reward)}}}"
-    says = "def score(solution_str, ground_truth) -> float" if own else "docs/rewards.md lists them, with their options"
+    if own := answers.own_reward:
+        path, name = own
+        term, says = f"{{name: {name}, path: {q(path)}}}", f"def {name}(solution_str, ground_truth) -> float"
+    else:
+        term, says = f"{{name: {q(answers.reward)}}}", "docs/rewards.md lists them, with their options"
     method = {
         "grpo": "advantage:\n  name: grpo                       # responses to one prompt are compared with each other\n",
         "dapo": (
@@ -238,6 +285,33 @@ data:
   max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole batch
   optimizer:
     lr: {"1e-4" if answers.lora else "1e-5"}
+{_lora(answers)}checkpoint:
+  every_steps: 50
+  at_end: true
+  keep_last: 2
+"""
+
+
+def _tune(answers: Answers) -> str:
+    q = json.dumps
+    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
+    return f"""\
+{_head(answers, "tune")}
+run:
+  total_steps: {answers.steps}
+  seed: 1
+model:
+  path: {q(answers.model)}
+  compute_dtype: bfloat16          # the weights that are trained stay float32
+data:
+  train_files: [{q(answers.data)}]   # prompt with chosen and rejected, or completion and label; docs/tune.md
+{validation}  sequences_per_step: 64           # in one update; both sides of a pair count
+method:
+  name: {answers.method}
+policy:
+  max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole step
+  optimizer:
+    lr: {"1e-5" if answers.lora else "1e-6"}
 {_lora(answers)}checkpoint:
   every_steps: 50
   at_end: true

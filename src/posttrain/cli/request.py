@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import drops_whatever_it_is, is_shipped, read_config
+from posttrain.dialects.detect import drops_whatever_it_is, is_shipped, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.launch import is_script, read_script
@@ -21,7 +21,7 @@ from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import image_problems
 from posttrain.plan.checks.own_classes import check_own_classes, check_own_files
-from posttrain.plan.files import check_chat_template, check_reads_images, check_run_files
+from posttrain.plan.files import check_chat_template, check_reads_images, check_run_files, check_sees_alike
 from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.positions import check_positions, positions_warnings
@@ -122,6 +122,10 @@ def _key_meant(arguments: Sequence[str], dialect: str | None, name: str) -> str:
     return found[1] if found else name
 
 
+def _none(dialect: str, key: str) -> bool:
+    return False
+
+
 def load_request(
     arguments: Sequence[str],
     dialect: str | None,
@@ -143,8 +147,12 @@ def load_request(
     """
     notes: tuple[str, ...] = ()
     if arguments and is_script(arguments[0]):
-        drops = drops_whatever_it_is if drop_unknown else lambda dialect, key: False
-        launch = read_script(arguments[0], arguments[1:], leaves_out=drops)
+        launch = read_script(
+            arguments[0],
+            arguments[1:],
+            leaves_out=drops_whatever_it_is if drop_unknown else _none,
+            takes_names=takes_text if skip_files else _none,
+        )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
     arguments = named_by_hydra(arguments)
     refuse_dashes(arguments, partial(_key_meant, arguments, dialect))
@@ -288,7 +296,7 @@ def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
         return [], ""  # rows of text are read and reported when the dataset is opened
     problems = found.problems[:MAX_LISTED]
     problems += check_reads_images(config.model, VISION_MODELS, CHOOSE_A_VISION_MODEL)
-    problems += image_problems(config)
+    problems += [*image_problems(config), *check_sees_alike(config)]
     return problems, f"in the first {found.rows} prompts: {found.images_text()}"
 
 

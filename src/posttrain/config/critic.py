@@ -22,6 +22,10 @@ class CriticConfig(Section):
     """Training engine, as policy.engine."""
     config_overrides: dict[str, Any] = {}
     """Fields of the critic's config.json that are set to other values before its weights are loaded."""
+    freeze_vision: bool = False
+    """Leave a vision-language critic's vision tower, and the layers that join it to the language model, as they are."""
+    freeze: list[str] = []
+    """Beginnings of the names of the critic's weights that stay as they are. Its value head is always trained."""
     epochs_per_step: int | None = Field(default=None, ge=1)
     """Passes over a step's sequences; null means policy.epochs_per_step."""
     sequences_per_mini_batch: int | None = Field(default=None, ge=1)

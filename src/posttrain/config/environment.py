@@ -100,8 +100,8 @@ class EnvironmentConfig(Section):
     """Memory that one environment may take with all that it starts, beyond what the loaded libraries hold; an episode that
     needs more has failed. Without effect where workers is 0."""
     tool_call_form: str = "auto"
-    """Form of the model's tool calls: hermes, qwen3_coder, glm, kimi, minimax, deepseek, gemma, gpt_oss, seed; auto takes the one
-    that the chat template writes."""
+    """Form of the model's tool calls: hermes, qwen3_coder, glm, kimi, kimi_k3, minimax, deepseek, gemma, gpt_oss, seed; auto
+    takes the one that the chat template writes."""
     environment_variables: list[str] = []
     """Names of further environment variables that environments, their tools and agents may see; docs/environments.md lists those
     that they always see."""

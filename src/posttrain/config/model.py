@@ -40,7 +40,8 @@ class ModelConfig(Section):
     """Beginnings of names of weights that are not trained, such as model.embed_tokens or model.layers.0., as the model's
     checkpoint names them; each must match some."""
     fused_layers: bool = True
-    """Compute norms in fewer operations on a CPU, with the same numbers; false: as transformers does."""
+    """Compute norms, gated MLPs, position embeddings, scores and AdamW on a CPU by compiled kernels, or in fewer operations,
+    where these are as near to float32; false: as transformers and torch do."""
     fast_float32: bool = True
     """Multiply float32 matrices with oneDNN on a CPU where that is faster and exact; false: with torch's default library."""
     trust_remote_code: bool = False

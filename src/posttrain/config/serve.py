@@ -19,8 +19,8 @@ class ServeDataConfig(Section):
     chat_template_options: dict[str, str | int | float | bool | None] = {}
     """Extra variables for the chat template, such as enable_thinking."""
     tool_call_form: str = "auto"
-    """Form of the model's tool calls: hermes, qwen3_coder, glm, kimi, minimax, deepseek, gemma, gpt_oss, seed; auto takes the one
-    that the chat template writes."""
+    """Form of the model's tool calls: hermes, qwen3_coder, glm, kimi, kimi_k3, minimax, deepseek, gemma, gpt_oss, seed; auto
+    takes the one that the chat template writes."""
 
 
 class EndpointConfig(Section):

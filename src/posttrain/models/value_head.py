@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.utils import logging
 
@@ -29,6 +31,7 @@ from posttrain.libraries.weight_names import OF_A_HEAD, SCORE_HEAD, score_head_i
 from posttrain.models.attention import KNOWN, NAME, register_attention
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
+from posttrain.models.vision import reads_images
 
 HEADS = ("score", "classifier")  # names of the last layer in transformers' token classification models
 
@@ -55,8 +58,8 @@ def load_value_model(
 
     The head is float32 in either case and computes in float32: the differences between values that a critic has to resolve are
     smaller than the resolution of bfloat16. The model has transformers' own token classification class, so its checkpoints
-    load with ``AutoModelForTokenClassification``. For an architecture without such a class, one is derived here in the
-    same way; only this function loads its folder.
+    load with ``AutoModelForTokenClassification``. For an architecture without such a class, vision-language models among them,
+    one is derived here in the same way; only this function loads its folder.
 
     Args: field is the setting that named the path, for messages; with of_sequences the model has transformers' sequence
         classification class where that can hold its head: a reward model.
@@ -128,7 +131,7 @@ def _loaded(
                 path,
                 config=config,
                 dtype=dtype,
-                attn_implementation=NAME,
+                attn_implementation={"text_config": NAME} if reads_images(config) else NAME,
                 output_loading_info=True,
                 key_mapping=renamed,
                 ignore_mismatched_sizes=True,  # reported by the caller, like missing ones
@@ -221,11 +224,20 @@ def sequence_classifier(config: PretrainedConfig, path: str, field: str) -> type
     return _derived(config, path, field, "SequenceClassification", GenericForSequenceClassification)
 
 
+def is_derived(model: PreTrainedModel) -> bool:
+    """Return True for a model whose class transformers lacks, so that none of its auto classes loads a folder of it."""
+    return any(kind.__module__ == __name__ for kind in type(model).__mro__)
+
+
 def _derived(config: PretrainedConfig, path: str, field: str, kind: str, generic: type) -> type[PreTrainedModel]:
-    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    known = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if reads_images(config) else MODEL_FOR_CAUSAL_LM_MAPPING
+    causal: Any = known.get(type(config), None)
     if causal is None:
         what = f"{config.model_type} at {path} is not a causal language model that transformers knows"
         raise ModelError(Problem(what, fix=KNOWN, field=field))
     family = next(parent for parent in causal.__mro__ if PreTrainedModel in parent.__bases__)
-    name = causal.__name__.replace("ForCausalLM", f"For{kind}")
-    return type(name, (generic, family), {})
+    name = re.sub("For(CausalLM|ConditionalGeneration)$", f"For{kind}", causal.__name__)
+    if (renamed := get_checkpoint_conversion_mapping(causal.__name__)) is not None:
+        # Names of weights on disk are registered by the class's name.
+        register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
+    return type(name, (generic, family), {"__module__": __name__})

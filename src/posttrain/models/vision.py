@@ -53,15 +53,16 @@ def vision_parts(model: PreTrainedModel) -> list[str]:
     return [f"{model.base_model_prefix}.{name}" for name, part in body.named_children() if part is not decoder]
 
 
-def freeze_vision(model: PreTrainedModel) -> None:
+def freeze_vision(model: PreTrainedModel, field: str = "model.freeze_vision") -> None:
     """Exclude the vision tower, and its connection to the language model, from training.
 
+    Args: field is the setting that asks for it, for messages.
     Raises: ModelError when there is none.
     """
     parts = vision_parts(model)
     if not parts:
         what = f"{model.name_or_path} has no vision tower to freeze"
-        raise ModelError(Problem(what, fix="leave model.freeze_vision out", field="model.freeze_vision"))
+        raise ModelError(Problem(what, fix=f"leave {field} out", field=field))
     for name in parts:
         model.get_submodule(name).requires_grad_(False)
 

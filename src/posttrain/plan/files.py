@@ -163,6 +163,26 @@ def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) 
     return [Problem(what, fix=fix, field="model.path")]
 
 
+def check_sees_alike(config: RunConfig) -> list[Problem]:
+    """Check that critic and reward model read images as the policy's processor prepares them: they are of its family. Hub ids are
+    not checked."""
+    reward = config.reward.model
+    others = {
+        "critic.path": config.critic.path if needs_values(config) else None,
+        "reward.model.path": None if reward is None else reward.path,
+    }
+    policy = settings(Path(config.model.path).expanduser() / "config.json")
+    problems = []
+    for field, path in others.items():
+        theirs = settings(Path(path).expanduser() / "config.json") if path is not None else None
+        if policy is None or theirs is None or theirs.get("model_type") == policy.get("model_type"):
+            continue
+        kinds = policy.get("model_type"), theirs.get("model_type")
+        what = f"the prompts have images, prepared for {kinds[0]}, and the model at {path} is {kinds[1]}"
+        problems.append(Problem(what, fix="use a model of the policy's family", field=field))
+    return problems
+
+
 def check_output_file(path: str, field: str) -> list[Problem]:
     """Check that a file can be written, or created. Creates nothing."""
     if Path(path).is_dir():

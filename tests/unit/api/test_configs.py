@@ -86,7 +86,7 @@ def test_what_is_no_configuration(verb: str, configuration: Any) -> None:
 
 @pytest.mark.parametrize("folder", [None, 3])
 def test_what_is_no_run_folder(folder: Any) -> None:
-    with pytest.raises(RequestError, match="a run is named by its folder"):
+    with pytest.raises(RequestError, match="folder must be str or Path, not"):
         posttrain.Run(folder)
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from posttrain import registry
 from posttrain.cli.app import app
 from posttrain.cli.exit_codes import CODES, MEANINGS, OWN, meanings_of
-from posttrain.cli.init import METHODS, Answers, written
+from posttrain.cli.init import Answers, methods, written
 from posttrain.cli.report import difference_lines
 from posttrain.cli.start import RESUMABLE
 from posttrain.dialects.entries import ENTRIES
@@ -33,7 +33,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", methods())
 def test_init_writes_a_file_without_problems(tmp_path: Path, method: str, lora: bool) -> None:
     file = tmp_path / "run.yaml"
     words = ["init", str(file), "--method", method, "--model", "org/it's", "--data", "my data.parquet", "--steps", "7"]
@@ -41,12 +41,14 @@ def test_init_writes_a_file_without_problems(tmp_path: Path, method: str, lora: 
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     text = file.read_text()
-    schema = "posttrain.sft.schema.json" if method == "sft" else "posttrain.schema.json"
+    entry = ENTRIES[Answers(method=method, model="", data="").entry]
+    schema = entry.schema_file
     assert text.splitlines()[0] == f"# yaml-language-server: $schema={schema}" and (ROOT / "docs" / schema).exists()
     assert text.count("#") > 8 and yaml.safe_load(text)["data"]["train_files"] == ["my data.parquet"]
     planned = CliRunner().invoke(app, ["plan", "--skip-files", str(file)])
     assert planned.exit_code == 0, planned.output
-    config = load(str(file), [], ENTRIES["sft" if method == "sft" else "train"]).config
+    assert f"posttrain {entry.name}" in done.output
+    config = load(str(file), [], entry).config
     assert config.model.path == "org/it's" and config.run.total_steps == 7 and (config.policy.lora is not None) == lora
 
 
@@ -108,6 +110,42 @@ def test_init_has_an_answer_to_all_but_model_and_data(tmp_path: Path, monkeypatc
 def test_init_takes_a_reward_of_the_users() -> None:
     terms = yaml.safe_load(written(Answers(method="grpo", model="m", data="d", reward="my.py")))["reward"]["terms"]
     assert terms == [{"name": "score", "path": "my.py"}]
+    terms = yaml.safe_load(written(Answers(method="ppo", model="m", data="d", reward="a/my.py:f")))["reward"]["terms"]
+    assert terms == [{"name": "f", "path": "a/my.py"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", " "], "no model is given; add --model"),
+        (["--model", "\ud800"], r"^model\.path holds half a character, [^;]*; write"),
+        (["--data", "${x}"], r"refers to x, which is not written anywhere;"),
+        (["--method", "dop"], r"did you mean dpo\?"),
+        (["--method", "reinforce"], r"\(known: grpo, dapo, [a-z_, ]*\)$"),
+        (["--reward", "my.py:not a name"], "no reward called"),
+    ],
+)
+def test_init_refuses_a_wrong_option_without_a_place_in_a_file_that_is_not_there(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    words = ["init", str(tmp_path / "run.yaml"), "--model", "m", "--data", "d.jsonl", *options]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, RequestError) and re.search(message, str(error)) and "/tmp" not in str(error)
+    assert not (tmp_path / "run.yaml").exists()
+
+
+@pytest.mark.parametrize("place", ["", "no/run.yaml", "/proc/run.yaml"])
+def test_init_names_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+    (tmp_path / "no").write_text("a file")
+    words = ["init", os.path.join(tmp_path, place), "--model", "m", "--data", "d.jsonl", "--overwrite"]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, RequestError) and re.search("is a folder; name a file|cannot be written", str(error))
+
+
+def test_init_prints_the_file() -> None:
+    done = CliRunner().invoke(app, ["init", "-", "--method", " DPO", "--model", "m", "--data", "d.jsonl"])
+    assert done.exit_code == 0 and yaml.safe_load(done.output)["method"] == {"name": "dpo"}
+    assert not Path("-").exists()
 
 
 # What the script that typer installs for a shell sets when Tab is pressed.

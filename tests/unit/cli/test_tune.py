@@ -65,10 +65,13 @@ WRONG = [
     ("data.sequences_per_step=7", "7 sequences are no whole number of pairs"),
     ("data.sequences_per_step=22", "the training files hold 10 pairs, fewer than the 11 of one step (22 sequences)"),
     ("method.name=kto data.sequences_per_step=1", "kto compares a completion with those of other prompts"),
+    ("method.name=kto method.desirable_weight=0 method.undesirable_weight=0", "are 0, so nothing is learned"),
     ("method.name=kto reference.precompute=true", "kto estimates a KL on completions of other prompts in every step"),
     ("method.name=orpo data.reference_columns=[a,b]", "orpo has no reference"),
     ("data.reference_columns=[a]", "names 1 column, and a row has 2 completions"),
-    ("method.loss=robust method.label_smoothing=0.5", "which is not above 0"),
+    ("method.label_smoothing=0.7", "label_smoothing must be below 0.5, not 0.7"),
+    ("method.loss=robust method.label_smoothing=0.5", "label_smoothing must be below 0.5"),
+    ("method.name=simpo method.label_smoothing=0.5", "label_smoothing must be below 0.5"),
     (
         "data.dataset_class_file=own.py data.dataset_class_name=Own",
         "there is no file own.py",
@@ -120,6 +123,10 @@ def test_micro_batches_hold_whole_pairs() -> None:
         (
             {"method": {"name": "simpo"}, "reference": {"path": "x"}},
             "reference.path has no effect: simpo has no reference",
+        ),
+        (
+            {"method": {"name": "dpo", "loss": "hinge", "label_smoothing": 0.1}},
+            "method.label_smoothing has no effect: method.loss=hinge",
         ),
         ({"policy": {"lora": {}}, "reference": {"offload": True}}, "it is the policy without its adapter"),
     ],

@@ -54,8 +54,8 @@ def test_a_model_that_reads_text_only_is_refused_at_once(tmp_path: Path, shapes:
 def test_what_images_do_not_go_with_is_told_at_once(tmp_path: Path, shapes: Path) -> None:
     model = write_tiny_vision_model(tmp_path / "model")
     with pytest.raises(RequestError) as error:
-        read(tmp_path, shapes, model, "tracking.batches_every_steps=1", "reward.model={path: x}")
-    assert {"tracking.batches_every_steps", "reward.model.path"} <= {one.field for one in error.value.problems}
+        read(tmp_path, shapes, model, "tracking.batches_every_steps=1", "reward.model={path: x, own_template: true}")
+    assert {"tracking.batches_every_steps", "reward.model.own_template"} <= {one.field for one in error.value.problems}
 
 
 def test_broken_images_stop_a_request(tmp_path: Path, shapes: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import (
 from posttrain.errors import ModelError
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.tiny import draw_weights
-from posttrain.models.value_head import load_value_model, token_values, value_head
+from posttrain.models.value_head import is_derived, load_value_model, token_values, value_head
 
 
 def with_head(source: Path, folder: Path, labels: int = 1) -> Path:
@@ -75,6 +75,10 @@ def test_a_token_classification_model_keeps_its_head(tiny_qwen: Path, tmp_path: 
     torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_class_of_transformers_is_known_as_one(tiny_llama: Path) -> None:
+    assert not is_derived(load_value_model(str(tiny_llama), dtype=torch.float32, of_sequences=True))
+
+
 def test_a_reward_model_keeps_its_head(tiny_llama: Path, tmp_path: Path) -> None:
     """Sequence classification heads have no bias: it is 0."""
     reward = AutoModelForSequenceClassification.from_pretrained(tiny_llama, num_labels=1)
@@ -119,6 +123,7 @@ def test_an_architecture_without_the_class_gets_one_that_loads_again(tmp_path: P
     with pytest.raises(ValueError, match="Unrecognized configuration class"):
         AutoModelForTokenClassification.from_pretrained(tmp_path / "causal")
     model = load_value_model(str(tmp_path / "causal"), dtype=torch.float32)
+    assert is_derived(model)
     draw_weights(value_head(model), 1)
     model.save_pretrained(tmp_path / "critic")
     again = load_value_model(str(tmp_path / "critic"), dtype=torch.float32)

@@ -16,7 +16,7 @@ from posttrain.errors import ModelError
 from posttrain.models.loading import auto_class, load_causal_lm
 from posttrain.models.lora import adapter_layers, add_adapter
 from posttrain.models.tiny_vision import write_tiny_vision_model
-from posttrain.models.value_head import load_value_model
+from posttrain.models.value_head import load_value_model, value_head
 from posttrain.models.vision import copy_processor, image_features, model_inputs, position_shift, vision_parts
 from posttrain.records.images import PlacedImages, PromptImages
 
@@ -155,6 +155,6 @@ def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
         load_causal_lm(str(tmp_path), dtype=torch.float32)
 
 
-def test_a_vision_language_model_is_no_critic(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"qwen2_vl at .* is not a causal language model"):
-        load_value_model(str(folder), dtype=torch.float32)
+def test_a_vision_language_model_is_a_critic_with_its_vision_tower(folder: Path) -> None:
+    model = load_value_model(str(folder), dtype=torch.float32)
+    assert vision_parts(model) and value_head(model).weight.shape[0] == 1

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import NonNegative, Positive, Share
+from posttrain.settings import BelowHalf, NonNegative, Positive
 
 
 @TUNE_METHODS.register("dpo")
@@ -24,7 +24,7 @@ def dpo(
     *,
     loss: Literal["sigmoid", "hinge", "ipo", "robust"] = "sigmoid",
     beta: Positive = 0.1,
-    label_smoothing: Share = 0.0,
+    label_smoothing: BelowHalf = 0.0,
     per_token: bool = False,
     nll_coef: NonNegative = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -40,7 +40,8 @@ def dpo(
     Settings:
         loss: shape of the loss.
         beta: strength of the pull to the reference; the rewards are beta log [pi / ref].
-        label_smoothing: share of pairs whose labels are taken to be wrong (sigmoid, robust; below one half for robust).
+        label_smoothing: share of pairs whose labels are taken to be wrong (sigmoid, robust); from one half on, the loss
+            would prefer the rejected side.
         per_token: divide every log-prob by the number of its tokens, as TRL does for ipo; ROLL does not.
         nll_coef: weight of the negative log-likelihood of the chosen side, per token (RPO).
     Returns: loss [P]; and what to log, each [P]: rewards/chosen, rewards/rejected.

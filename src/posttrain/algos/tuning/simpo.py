@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import NonNegative, Positive, Share
+from posttrain.settings import BelowHalf, NonNegative, Positive
 
 
 @TUNE_METHODS.register("simpo")
@@ -23,7 +23,7 @@ def simpo(
     loss: Literal["sigmoid", "hinge"] = "sigmoid",
     beta: Positive = 2.0,
     gamma: NonNegative = 1.0,
-    label_smoothing: Share = 0.0,
+    label_smoothing: BelowHalf = 0.0,
     nll_coef: NonNegative = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-log sigma(d), with d = beta m(chosen) - beta m(rejected) - gamma; one number per pair.
@@ -36,7 +36,8 @@ def simpo(
         loss: shape of the loss.
         beta: scale of the rewards.
         gamma: margin that the chosen side's reward is to have.
-        label_smoothing: share of pairs whose labels are taken to be wrong (sigmoid).
+        label_smoothing: share of pairs whose labels are taken to be wrong (sigmoid); from one half on, the loss
+            would prefer the rejected side.
         nll_coef: weight of the negative log-likelihood of the chosen side, per token (TRL's cpo_alpha).
     Returns: loss [P]; and what to log, each [P]: rewards/chosen, rewards/rejected.
     Source: arXiv:2405.14734, equation 6.

@@ -8,6 +8,7 @@ from functools import cache
 from typing import get_args
 
 from posttrain.config import RunConfig
+from posttrain.config.critic import CriticConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
@@ -65,8 +66,9 @@ def decay_problems(role: str, optimizer: OptimizerConfig) -> Iterator[Problem]:
 def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
     """Report settings that have no effect."""
     yield from role_warnings("policy", config.policy.schedule, config.policy.optimizer, config.policy.lora)
-    yield from frozen_warnings(config.model, config.policy.lora)
+    yield from frozen_warnings("model", config.model, "policy", config.policy.lora)
     if uses_critic:
+        yield from frozen_warnings("critic", config.critic, "critic", config.critic.lora)
         yield from role_warnings("critic", config.critic.schedule, config.critic.optimizer, config.critic.lora)
     if config.reference.offload:
         if config.policy.lora is not None and config.reference.path in (None, config.model.path):
@@ -79,12 +81,14 @@ def training_warnings(config: RunConfig, *, uses_critic: bool) -> Iterator[str]:
         yield "policy.share_prompts has no effect: model.padded gives every sequence its own prompt"
 
 
-def frozen_warnings(model: ModelConfig, lora: LoraConfig | None) -> Iterator[str]:
+def frozen_warnings(
+    section: str, frozen: ModelConfig | CriticConfig, role: str, lora: LoraConfig | None
+) -> Iterator[str]:
     """Report weights that are frozen twice."""
-    if model.freeze_vision and lora is not None:
-        yield "model.freeze_vision has no effect: policy.lora trains an adapter on the language model alone"
-    if model.freeze and lora is not None:
-        yield "model.freeze has no effect: policy.lora trains an adapter, and no weight of the model"
+    if frozen.freeze_vision and lora is not None:
+        yield f"{section}.freeze_vision has no effect: {role}.lora trains an adapter on the language model alone"
+    if frozen.freeze and lora is not None:
+        yield f"{section}.freeze has no effect: {role}.lora trains an adapter, and no weight of the model"
 
 
 def role_warnings(

@@ -17,6 +17,11 @@ from posttrain.registry import DIVERGENCES
 AT = "distillation"
 OF_DISTRIBUTIONS = ("top_k", "temperature", "min_logprob")  # read by divergences over the vocabulary alone
 
+# Settings of a teacher in servers alone
+OF_SERVED = ("served_model", "api_key_variable", "timeout_s")
+# Settings of a teacher that the run loads
+OF_LOADED = ("devices", "offload", "engine_options", "max_tokens_per_micro_batch")
+
 
 def distillation_problems(config: TrainingConfig) -> Iterator[Problem]:
     """Yield what is wrong with the teachers of a run."""
@@ -158,6 +163,10 @@ def distillation_warnings(config: TrainingConfig) -> Iterator[str]:
     for name, teacher in section.teachers.items():
         if teacher.offload and section.beside_the_student:
             yield f"{AT}.teachers.{name}.offload has no effect: the teacher is needed in every micro-batch"
+        unread, why = (OF_LOADED, "it is in servers") if teacher.endpoints else (OF_SERVED, "it names no endpoints")
+        for key in unread:
+            if getattr(teacher, key) != TeacherConfig.model_fields[key].default:
+                yield f"{AT}.teachers.{name}.{key} has no effect: {why}"
     if section.divergence.unread and section.divergence.is_known:
         names = ", ".join(f"{AT}.divergence.{name}" for name in section.divergence.unread)
         yield f"{names}: no effect, {section.divergence.name} does not use it"

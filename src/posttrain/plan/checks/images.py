@@ -60,17 +60,23 @@ def _engine_problems(config: RunConfig, what: str) -> Iterator[Problem]:
 
 def _reader_problems(config: RunConfig, what: str) -> Iterator[Problem]:
     """Report roles and records that hold text only."""
-    if needs_values(config):
+    if needs_values(config) and not engine_plan(config.critic.engine).reads_images:
         yield Problem(
-            f"{what}, and {config.advantage.name} needs a critic, which reads text only",
-            fix="use an estimator without a critic, such as advantage.name=grpo",
-            field="advantage.name",
+            f"{what}, which critic.engine={config.critic.engine} does not read",
+            fix=f"use critic.engine={engine_that(lambda engine: engine.reads_images)}, or an estimator without a critic",
+            field="critic.engine",
         )
-    if config.reward.model is not None:
+    if config.reward.model is not None and config.reward.model.own_template:
         yield Problem(
-            f"{what}, and a reward model reads text only",
-            fix="use reward.terms",
-            field="reward.model.path",
+            f"{what}, and a reward model with a chat template of its own reads text only",
+            fix="use reward.model.own_template=false, so that it reads the policy's tokens and images",
+            field="reward.model.own_template",
+        )
+    if config.reward.model is not None and not engine_plan(config.reward.model.engine).reads_images:
+        yield Problem(
+            f"{what}, which reward.model.engine={config.reward.model.engine} does not read",
+            fix=f"use reward.model.engine={engine_that(lambda engine: engine.reads_images)}",
+            field="reward.model.engine",
         )
     for name in config.reward.judges:
         yield Problem(

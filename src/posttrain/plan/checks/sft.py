@@ -67,7 +67,7 @@ def warnings_of(config: SftConfig) -> list[str]:
         *retention_warnings(config.checkpoint),
         *saving_warnings(config),
         *role_warnings("policy", policy.schedule, policy.optimizer, policy.lora),
-        *frozen_warnings(config.model, policy.lora),
+        *frozen_warnings("model", config.model, "policy", policy.lora),
         *cluster_warnings(config.placement),
         *engine_warnings(config),
         *distillation_warnings(config),

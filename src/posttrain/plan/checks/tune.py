@@ -20,6 +20,8 @@ OF_TEXTS = (
     "tokenize_workers",
 )
 
+WEIGHTS = ("desirable_weight", "undesirable_weight")  # of the two kinds of single completions
+
 
 def check(config: TuneConfig) -> list[Problem]:
     """Everything wrong with a configuration whose keys are right one by one."""
@@ -48,10 +50,9 @@ def _method_problems(config: TuneConfig) -> Iterator[Problem]:
         else:
             yield Problem(f"{method.path} has no function {method.name}", field="method.name")
         return
-    settings = method.settings
-    if settings.get("loss") == "robust" and settings.get("label_smoothing", 0.0) >= 0.5:
-        what = "method.loss=robust divides by 1 - 2 x method.label_smoothing, which is not above 0"
-        yield Problem(what, fix="use a method.label_smoothing below 0.5", field="method.label_smoothing")
+    if method.labelled and not any(method.settings.get(name, 1.0) for name in WEIGHTS):
+        what = f"method.{WEIGHTS[0]} and method.{WEIGHTS[1]} are 0, so nothing is learned"
+        yield Problem(what, fix="give one of them a weight", field=f"method.{WEIGHTS[0]}")
     if method.labelled and method.needs_kl and config.data.sequences_per_step < 2:
         what = f"{method.name} compares a completion with those of other prompts, and a step has one sequence"
         yield Problem(what, fix="use data.sequences_per_step=2 or more", field="data.sequences_per_step")
@@ -115,6 +116,9 @@ def _data_warnings(config: TuneConfig) -> Iterator[str]:
     ):
         if getattr(data, name) is not None and not read:
             yield f"data.{name} has no effect: {method.name} does not read it"
+    shape = method.settings.get("loss", "sigmoid")
+    if method.settings.get("label_smoothing") and shape not in ("sigmoid", "robust"):
+        yield f"method.label_smoothing has no effect: method.loss={shape} has no labels to smooth"
     for name, value in method.unread.items():
         yield f"method.{name}={value} has no effect: {method.name} has no such setting"
     micro = config.policy.sequences_per_micro_batch_per_device

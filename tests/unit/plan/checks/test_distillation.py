@@ -122,6 +122,11 @@ def test_sound_ones_have_no_problem(config: RunConfig | SftConfig) -> None:
             rl(divergence("reverse_kl") | {"teachers": {"one": {"path": "t", "offload": True}}}),
             "the teacher is needed in every micro-batch",
         ),
+        (
+            rl({"teachers": {"one": {"path": "t", "timeout_s": 5}}}),
+            "one.timeout_s has no effect: it names no endpoints",
+        ),
+        (rl({"teachers": {"one": SERVED["one"] | {"offload": True}}}), "one.offload has no effect: it is in servers"),
         (rl({}, advantage={"name": "rloo"}), "advantage has no effect: only teachers are learned from"),
         (rl({"enters": "loss", **divergence("reverse_kl")}, loss={"name": "gspo"}), "loss.name has no effect"),
         (rl({}, reward={"kl": {"coef": 0.1}}), "reward.kl.coef has no effect"),

@@ -28,9 +28,10 @@ def test_what_reads_images(engine: str) -> None:
     [
         ({"rollout": {"engine": "sglang"}}, "rollout.engine"),
         ({"policy": {"engine": "fsdp"}}, "policy.engine"),
-        ({"advantage": {"name": "gae"}}, "advantage.name"),
+        ({"advantage": {"name": "gae"}, "critic": {"engine": "fsdp"}}, "critic.engine"),
         ({"environment": {"name": "text_game"}}, "environment"),
-        ({"reward": {"model": {"path": "r"}}}, "reward.model.path"),
+        ({"reward": {"model": {"path": "r", "own_template": True}}}, "reward.model.own_template"),
+        ({"reward": {"model": {"path": "r", "engine": "fsdp"}}}, "reward.model.engine"),
         ({"tracking": {"batches_every_steps": 2}}, "tracking.batches_every_steps"),
     ],
 )
@@ -39,6 +40,10 @@ def test_what_reads_text_only(sections: dict[str, Any], field: str) -> None:
     assert [problem.field for problem in problems] == [field]
     assert "images" in problems[0].what
     assert problems[0].fix
+
+
+def test_a_critic_and_a_reward_model_that_read_the_policy_s_tokens_see_the_images() -> None:
+    assert not [*image_problems(config(advantage={"name": "gae"}, reward={"model": {"path": "r"}}))]
 
 
 def test_a_sampler_of_text_is_told_what_to_use() -> None:
@@ -50,3 +55,5 @@ def test_freezing_beside_an_adapter_has_no_effect() -> None:
     told = warnings_of(config(model={"path": "m", "freeze_vision": True}, policy={"lora": {}}))
     assert "model.freeze_vision has no effect: policy.lora trains an adapter on the language model alone" in told
     assert not any("freeze_vision" in text for text in warnings_of(config(model={"path": "m", "freeze_vision": True})))
+    told = warnings_of(config(advantage={"name": "gae"}, critic={"freeze": ["model."], "lora": {}}))
+    assert "critic.freeze has no effect: critic.lora trains an adapter, and no weight of the model" in told
