@@ -151,39 +151,40 @@ def alive(pids: list[int]) -> list[str]:
     return found
 
 
-def left_behind(pids: list[int], folder: Path, before: set[str], timeout_s: float = 20.0) -> list[str]:
+def left_behind(pids: list[int], folder: Path, segments: set[str], timeout_s: float = 20.0) -> list[str]:
     """Processes (which hold ports), shared memory and files that are still there a while after the end.
 
-    Args: folder is the run's TMPDIR; ``before`` it began, these segments of shared memory were there.
+    Args: folder is the run's TMPDIR; ``segments`` of shared memory were held by its processes (``held_by``).
     """
     until = time.monotonic() + timeout_s
     while True:
-        # What is held is another run's; what such a run has just let go of is gone a moment later.
-        segments = [name for name in sorted(shared_memory() - before) if not held(name)]
-        left = alive(pids) + segments + sorted(str(path) for path in folder.iterdir())
+        files = [name for name in sorted(segments) if Path(name).exists()] + sorted(
+            str(path) for path in folder.iterdir()
+        )
+        left = alive(pids) + files
         if not left or time.monotonic() > until:
             return left
         time.sleep(0.2)
 
 
-def shared_memory() -> set[str]:
-    """Segments by name."""
-    return {str(path) for path in Path("/dev/shm").iterdir()}
-
-
-def held(file: str) -> bool:
-    """Whether a process has it mapped or open: found by inode, as a named semaphore is mapped under another name."""
-    with suppress(OSError):  # gone meanwhile: then nobody's
-        inode = os.stat(file).st_ino
-        for process in Path("/proc").iterdir():
-            if process.name.isdigit():
+def held_by(pids: list[int]) -> set[str]:
+    """Segments of shared memory that these processes have mapped or open: found by inode, as a named semaphore is mapped under
+    another name. Other runs on this machine come and go with segments of their own."""
+    inodes, opened = set(), set()
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            mapped = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+            inodes |= {int(each[4]) for each in mapped if each[-1].startswith("/dev/shm/")}
+        with suppress(OSError):
+            for each in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
-                    mapped = (line.split(maxsplit=5) for line in (process / "maps").read_text().splitlines())
-                    if any(each[4] == str(inode) and each[-1].startswith("/dev/shm/") for each in mapped):
-                        return True
-                    if any(os.readlink(each) == file for each in (process / "fd").iterdir()):
-                        return True
-    return False
+                    opened.add(os.readlink(each))
+    found = set()
+    for segment in Path("/dev/shm").iterdir():
+        with suppress(OSError):
+            if segment.stat().st_ino in inodes or str(segment) in opened:
+                found.add(str(segment))
+    return found
 
 
 def wait_until(so: Callable[[], bool], run: Run, timeout_s: float) -> None:

@@ -30,8 +30,8 @@ from cluster import (
     command,
     descendants,
     finish,
+    held_by,
     left_behind,
-    shared_memory,
     start,
     wait_until,
     worker_pid,
@@ -147,18 +147,19 @@ def lose(
 ) -> list[str]:
     """One trial: what is wrong after a process was hit so many steps later than the second; with ``compare`` also at the end
     of the run, which is started again when it has ended."""
-    promised, before = KINDS[kind], shared_memory()
+    promised = KINDS[kind]
     run = begin(folder, model, kind, name)
     try:
         wait_until(lambda: run.steps() >= 2, run, START_S)
         time.sleep(after * run.step_s())
         pids = descendants(run.process.pid)
+        segments = held_by([run.process.pid, *pids])
         if not (victims := promised.victims(run)):
             return ["there is no such process"]
         victim = random.Random(name).choice(victims)
         os.kill(victim, how)
         if kind == "driver":
-            return driver_hit(run, pids, how, before)
+            return driver_hit(run, pids, how, segments)
         wrong = []
         if promised.name:
             took = run.wait_for(promised.name, END_S)
@@ -170,7 +171,7 @@ def lose(
             text = " ".join(run.text().split())
             wrong += [] if "Last good checkpoint: global_step_" in text else ["no checkpoint is named"]
             wrong += [] if f"(process {victim}" in text else ["its pid is not named"]
-        wrong += [f"left behind: {each}" for each in left_behind(pids, run.temporary, before)]
+        wrong += [f"left behind: {each}" for each in left_behind(pids, run.temporary, segments)]
     finally:
         finish(run)
     return wrong + (goes_on(folder, model, kind, name) if compare and promised.exact else [])
@@ -181,7 +182,7 @@ def begin(folder: Path, model: Path, kind: str, name: str) -> Run:
     return start(folder, model, KINDS[kind].layout, name, steps=STEPS, tokens=TOKENS, extra=extra)
 
 
-def driver_hit(run: Run, pids: list[int], how: Signal, before: set[str]) -> list[str]:
+def driver_hit(run: Run, pids: list[int], how: Signal, segments: set[str]) -> list[str]:
     """A stopped driver goes on; a killed one's workers end, and only files stay: nobody is left to delete them."""
     if how is signal.SIGSTOP:
         time.sleep(STOPPED_S)
@@ -190,7 +191,7 @@ def driver_hit(run: Run, pids: list[int], how: Signal, before: set[str]) -> list
         return [] if code == 0 else [f"exit code {code}: {run.text()[-800:]}"]
     run.process.wait(END_S)
     # Ray's agents look for their parent now and then.
-    left = left_behind(pids, run.temporary, before, timeout_s=90.0)
+    left = left_behind(pids, run.temporary, segments, timeout_s=90.0)
     return [f"left behind: {each}" for each in left if not each.startswith(str(run.temporary))]
 
 

@@ -17,8 +17,8 @@ from cluster import (
     descendants,
     finish,
     kill_and_go_on,
+    held_by,
     left_behind,
-    shared_memory,
     start,
     wait_until,
 )
@@ -74,14 +74,14 @@ def test_a_colocated_run_on_two_ranks_that_is_killed_goes_on_with_its_prefixes(
 def test_a_signal_leaves_the_sampling_and_saves(
     layout: str, extra: dict[str, dict[str, Any]], tmp_path: Path, tiny_llama: Path
 ) -> None:
-    before = shared_memory()
     run = start(tmp_path, tiny_llama, layout, "run", steps=500, extra=extra)
     try:
         wait_until(lambda: run.steps() >= 1, run, START_S)
         pids = descendants(run.process.pid)
+        segments = held_by([run.process.pid, *pids])
         os.kill(run.process.pid, signal.SIGTERM)
         assert run.process.wait(END_S) == 75, run.text()
-        assert "saved" in run.text() and left_behind(pids, run.temporary, before) == []
+        assert "saved" in run.text() and left_behind(pids, run.temporary, segments) == []
     finally:
         finish(run)
 

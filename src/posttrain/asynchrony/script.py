@@ -24,6 +24,7 @@ class Round:
     # Tokens of the turn under way with which a sample (group, number) stopped; the others ended.
     cuts: dict[tuple[int, int], int] = field(default_factory=dict)
     orders: list[Due] = field(default_factory=list)  # of the sampler, at its passes; the last one is its rest
+    finished: list[int] = field(default_factory=list)  # groups whose last sample ended in it
     chosen: list[int] = field(default_factory=list)  # groups
 
 
@@ -53,6 +54,8 @@ class Script:
                 case "order" | "rest" if "sampler" not in event:
                     sent, cancelled = event.get("sent", ()), event.get("cancelled", ())
                     now.orders.append(Due(event["event"], event["pass"], tuple(sent), tuple(cancelled)))
+                case "finished":
+                    now.finished.append(event["group"])
                 case "ready":
                     now.samples = False
                 case "consumed" | "filtered":

@@ -131,7 +131,8 @@ class Ahead:
         return flying.suspend(stream)
 
     def _follow(self, stream: FollowingStream, again: Round, number: int, clock: PhaseClock) -> Sequence[Cut]:
-        """Sample as the recorded run did, and on with what only environments have to end. Returns: what is cut.
+        """Sample as the recorded run did, and on with what only environments have to end: also groups of a later step, which it may
+        take without any sampling. Returns: what is cut.
 
         Raises: RunStopped when it does not come out as recorded.
         """
@@ -139,8 +140,9 @@ class Ahead:
         flying.resume()
         for serial, prompt_id in again.admitted:
             groups.admit_again(serial, prompt_id, number)
+        ended = {*again.finished, *again.chosen}
         try:
-            while not stream.rests or (flying.waits and not groups.complete(again.chosen)):
+            while not stream.rests or (flying.waits and not groups.complete(ended)):
                 self._turn(stream, number, clock)
         except RunStopped as error:
             raise RunStopped(f"{DIFFERS} in step {number}: {error}") from None

@@ -48,6 +48,7 @@ def test_a_step_is_rounds_of_sampling_and_choosing() -> None:
     assert first.admitted == [(0, "p0"), (1, "p1"), (2, "p2")] and first.chosen == [1]
     assert first.cuts == {(0, 1): 5} and second.cuts == {(0, 1): 9}
     assert first.orders == [Due("order", 0, ("0/0", "0/1")), Due("order", 7, (), ("1/0",)), Due("rest", 9)]
+    assert (first.finished, second.finished) == ([1], [2])
     assert (second.chosen, second.samples) == ([2], True)
     assert [(each.chosen, each.samples) for each in script.rounds[2]] == [([0], True), ([3], False)]
     assert script.consumed == {1: ["p2"], 2: ["p0", "p3"]}
