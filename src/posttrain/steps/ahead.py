@@ -131,8 +131,8 @@ class Ahead:
         return flying.suspend(stream)
 
     def _follow(self, stream: FollowingStream, again: Round, number: int, clock: PhaseClock) -> Sequence[Cut]:
-        """Sample as the recorded run did, and on with what only environments have to end: also groups of a later step, which it may
-        take without any sampling. Returns: what is cut.
+        """Sample as the recorded run did, and on with what only environments have to end: also groups of a later step, which it
+        may take without any sampling. Returns: what is cut.
 
         Raises: RunStopped when it does not come out as recorded.
         """

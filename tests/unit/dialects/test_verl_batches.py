@@ -56,6 +56,29 @@ def test_two_devices_share_a_sequence() -> None:
     assert found.updates_per_step == 4
 
 
+MEGATRON = ("model_engine=megatron", f"{A}.megatron.tensor_model_parallel_size=4", f"{M}.use_remove_padding=True")
+
+
+def test_megatrons_copies_share_a_step() -> None:
+    """2 prompts x 5 samples = 10 sequences and 8 devices with 8 / 4 = 2 copies of the model: 5 sequences on each."""
+    few = ("data.train_batch_size=2", f"{A}.ppo_mini_batch_size=2", f"{A}.ppo_micro_batch_size_per_gpu=5")
+    found = plan(*EXAMPLE, *MEGATRON, *few, "trainer.n_gpus_per_node=8")
+    assert (found.sequences_per_step, found.gradient_accumulation_steps) == (10, 1)
+    [problem] = read(*EXAMPLE, *few).problems  # FSDP's are counted by devices
+    assert "10 sequences do not split over 8 devices" in problem.what
+    [problem] = read(*EXAMPLE, *MEGATRON, *few, "data.train_batch_size=3", f"{A}.ppo_mini_batch_size=3").problems
+    assert "15 sequences do not split over 2 devices (8 that hold 2 copies of the model)" in problem.what
+
+
+def test_copies_share_a_step_that_is_cut_by_tokens() -> None:
+    """4 copies of the model on 8 devices: 4 prompts x 5 samples = 20 sequences are 5 on each, with micro-batches by tokens."""
+    shared = (f"{A}.ulysses_sequence_parallel_size=2", f"{M}.use_remove_padding=True")
+    few = (*shared, "data.train_batch_size=4", f"{A}.ppo_mini_batch_size=4", f"{A}.ppo_micro_batch_size_per_gpu=5")
+    assert plan(*EXAMPLE, *few, f"{A}.use_dynamic_bsz=True").sequences_per_step == 20
+    [problem] = read(*EXAMPLE, *few).problems
+    assert "20 sequences do not split over 8 devices" in problem.what
+
+
 def test_one_update_where_the_mini_batch_is_the_step() -> None:
     found = plan(*EXAMPLE, f"{A}.ppo_mini_batch_size=1024")
     assert found.updates_per_step == 1

@@ -38,6 +38,53 @@ def test_a_plus_replaces_a_null(tmp_path: Path) -> None:
     assert problem.what == "data.seed is there already"
 
 
+def test_a_plus_twice_with_one_value_is_no_second_key(tmp_path: Path) -> None:
+    twice = ["+actor_rollout_ref.model.override_config.max_position_embeddings=64"] * 2
+    loaded = read(tmp_path, "{}", *twice)
+    assert not loaded.problems and loaded.config.model.config_overrides == {"max_position_embeddings": 64}
+    other = twice[0].replace("64", "32")
+    [problem] = read(tmp_path, "{}", twice[0], other).problems
+    assert "is there already" in problem.what
+
+
+def test_a_key_below_a_reference_takes_its_place(tmp_path: Path) -> None:
+    """As in OmegaConf: what stands behind the reference does not count any more."""
+    section = f"{R}.engine_kwargs.vllm"
+    text = (
+        "actor_rollout_ref:\n  rollout:\n    name: vllm\n    mode: async\n    tensor_model_parallel_size: 1\n"
+        "    engine_kwargs: {vllm: '${oc.select:own.arguments,{}}'}\nown: {arguments: {block_size: 16}}\n"
+    )
+    device = ("trainer.n_gpus_per_node=1", "posttrain.own_keys=[own.arguments.block_size]")
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+
+    def options(*overrides: str) -> dict[str, object]:
+        loaded = read_config(str(file), [*SIZES, *device, *overrides], "verl")
+        assert not loaded.problems, loaded.problems
+        return loaded.config.rollout.engine_options
+
+    assert options()["block_size"] == 16
+    found = options(f"++{section}.swap_space=4", f"+{section}.cpu_offload_gb=1")
+    assert (found["swap_space"], found["cpu_offload_gb"]) == (4, 1) and "block_size" not in found
+    [problem] = read(tmp_path, text, f"{section}.swap_space=4").problems
+    assert f"++{section}.swap_space=4" in problem.fix
+
+
+@pytest.mark.parametrize("shows", [f"{R}.mode=async", "ray_kwargs.ray_init.runtime_env.py_executable=python"])
+def test_servers_prefill_in_pieces_and_take_arguments_twice(tmp_path: Path, shows: str) -> None:
+    """Servers are the sampler of mode async, and of every verl from 0.7 on: there engine_kwargs replace what other keys say."""
+    sampler = (f"{R}.name=vllm", f"{R}.tensor_model_parallel_size=1", "trainer.n_gpus_per_node=1")
+    few = (*SIZES, *sampler, f"{R}.max_num_batched_tokens=256", f"+{R}.engine_kwargs.vllm.max_model_len=300")
+    loaded = read_config(None, [*few, shows], "verl")
+    assert not loaded.problems
+    options = loaded.config.rollout.engine_options
+    assert (options["max_num_batched_tokens"], options["max_model_len"]) == (256, 300)
+    old = [problem.what for problem in read_config(None, few, "verl").problems]
+    assert len(old) == 2 and "gives it already" in old[0] + old[1]
+    [problem] = read_config(None, [*few, shows, f"+{R}.engine_kwargs.vllm.tensor_parallel_size=2"], "verl").problems
+    assert "tensor_model_parallel_size gives it already" in problem.what
+
+
 def test_classes_of_verls_own_program_are_no_settings(tmp_path: Path) -> None:
     text = "actor_rollout_ref:\n  rollout:\n    multi_turn: {_target_: verl.x.MultiTurn}\n    n: 4\n"
     loaded = read(tmp_path, text)

@@ -374,7 +374,7 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         f"{R}.max_num_batched_tokens=1024",
     ),
     (
-        (*VLLM, f"{R}.layered_summon=True"),
+        (*VLLM, f"{R}.layered_summon=True", "actor_rollout_ref.model.lora_rank=8"),
         f"{R}.layered_summon",
         "load_format is dummy_dtensor",
         f"{R}.load_format=safetensors",

@@ -215,9 +215,15 @@ def _apply(
         if not there:
             node[step] = {}
             places[path] = Place(this.where, whole=False)
+        if _is_reference(node[step]) and this.action in ("add", "force"):
+            node[step] = {}  # as OmegaConf does: what stood behind the reference does not count any more
+            _forget(places, path)
+            places[path] = Place(this.where, whole=False)
         node = node[step]
         if not isinstance(node, dict | list):
             fix = f"override {path} as a whole"
+            if _is_reference(node):
+                fix += f", or put a section in its place: ++{this.text.lstrip('+')}"
             return Problem(f"{path} is {node!r}, which has nothing below it", where=this.where, fix=fix)
     step = _enter(node, last)
     if step is None or (isinstance(node, list) and this.action == "delete"):
@@ -240,7 +246,8 @@ def _apply(
         return None
     if not exists and needed:
         return _absent(this, places, known)
-    if this.action == "add" and exists and node[step] is not None and not isinstance(this.value, dict | list):
+    adds_another = exists and node[step] is not None and not isinstance(this.value, dict | list)
+    if this.action == "add" and adds_another and not _alike(node[step], this.value):
         fix = f"without the + it is replaced: {this.text.lstrip('+')}"
         return Problem(f"{this.key} is there already", where=this.where, fix=fix)
     if exists and isinstance(node[step], dict) and isinstance(this.value, dict):
@@ -250,6 +257,15 @@ def _apply(
         _forget(places, this.key)
     places.update(places_of_value(this.key, this.value, this.where))
     return None
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("${")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return True for a value that is there already, such as that of an argument given twice."""
+    return type(one) is type(other) and bool(one == other)
 
 
 def _enter(node: dict[str, Any] | list[Any], part: str) -> Any:

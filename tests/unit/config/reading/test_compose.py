@@ -169,7 +169,7 @@ class TestOverrides:
 
     def test_all_refusals_come_together(self) -> None:
         assert len(refusal("a: 1\n", "a=1,2", "nothing", "b c=1")) == 3
-        assert len(refusal("a: 1\n", "+a=1", "~b")) == 2
+        assert len(refusal("a: 1\n", "+a=2", "~b")) == 2
 
 
 @pytest.mark.usefixtures("in_folder")

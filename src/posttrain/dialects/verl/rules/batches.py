@@ -10,6 +10,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
 from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
+from posttrain.dialects.verl.strategies import MEGATRON
 
 _BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
 _BY_COUNT = "read with use_dynamic_bsz only"
@@ -62,17 +63,27 @@ def _step(keys: Reader, section: str) -> _Step:
     return _Step(size=prompts, unit="prompts", samples=samples)
 
 
+def _shares(keys: Reader, layout: Layout) -> int:
+    """Parts of equal size that the sequences of a step must make, as verl checks them: one for every device, or one for every
+    copy of the model with Megatron, and with micro-batches that are cut by tokens."""
+    by_copies = keys[f"{ACTOR}.strategy"] == MEGATRON or (
+        keys[f"{ACTOR}.use_dynamic_bsz"] and keys.ledger.version not in OLD
+    )
+    return math.lcm(layout.actor_copies, layout.critic_copies) if by_copies else layout.devices
+
+
 def _check_step(keys: Reader, layout: Layout) -> None:
-    """The sequences of a step are shared out among all devices."""
+    """The sequences of a step are shared out evenly."""
     prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
     if not all_are_counts(prompts, samples):
         return
-    if prompts * samples % layout.devices:
-        stride = layout.devices // math.gcd(layout.devices, samples)
+    shares = _shares(keys, layout)
+    if prompts * samples % shares:
+        stride = shares // math.gcd(shares, samples)
         below, above = prompts // stride * stride, -(-prompts // stride) * stride
         keys.problem(
             f"{prompts} prompts x {samples} samples = {prompts * samples} sequences do not split over "
-            f"{layout.devices} devices",
+            f"{shares} devices{_shared(shares, layout)}",
             key="data.train_batch_size",
             fix="use " + " or ".join(_step_of(keys, layout, count) for count in (above, below) if count),
         )
@@ -168,7 +179,7 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
         keys.problem(what, key=key, fix=f"use {key}={above} or {below}")
         return None
     if mini * samples % copies:
-        if prompts * samples % layout.devices:  # told: the step itself does not split
+        if prompts * samples % _shares(keys, layout):  # told: the step itself does not split
             return None
         stride = copies // math.gcd(copies, samples)
         fits = next((count for count in range(mini, prompts + 1) if prompts % count == 0 and count % stride == 0), 0)
@@ -278,7 +289,8 @@ def _check_micro_batch(keys: Reader, section: str, mini: int, size: int, copies:
     fitting = divisors_around(each, min(size, each))[0]
     stride = copies * size // math.gcd(copies * size, samples)
     more = -(-mini // stride) * stride
-    together = math.lcm(more, layout.devices // math.gcd(layout.devices, samples))
+    shares = _shares(keys, layout)
+    together = math.lcm(more, shares // math.gcd(shares, samples))
     enough = -(-prompts // together) * together
     step = "" if enough == prompts else f" with data.train_batch_size={enough}"
     keys.problem(

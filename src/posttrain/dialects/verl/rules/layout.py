@@ -34,7 +34,7 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
         fields["placement.device"] = kind_of_device(keys)
     _check_strategies(keys, has_critic=has_critic)
     actor_split = _role(keys, fields, "policy", ACTOR, MODEL, devices)
-    critic_split = (1, 1)
+    critic_split = actor_split
     if has_critic:
         critic_split = _role(keys, fields, "critic", "critic", "critic.model", devices)
     apart = _pools(keys, fields, devices, has_critic=has_critic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.ledger import LATER
 from posttrain.dialects.reader import Reader
 
 
@@ -11,6 +12,12 @@ def get(keys: Reader, name: str, otherwise: Any = None) -> Any:
     """The value of a key; ``otherwise`` where this version does not have the key, or it is null."""
     value = keys[name] if keys.ledger.find(name) else None
     return otherwise if value is None else value
+
+
+def names_a_later_key(keys: Reader) -> bool:
+    """Return True when the user wrote a key that came after the documented versions of verl, which shows a later one."""
+    rows = (keys.ledger.find(key) for key in keys.sources.places)
+    return any(row is not None and row.since == LATER for row in rows)
 
 
 def kind_of_device(keys: Reader) -> str:

@@ -6,12 +6,13 @@ from typing import Any
 
 from posttrain.dialects.converters import CONVERTERS
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.verl.rules.look import get
-from posttrain.dialects.verl.rules.names import ROLLOUT
+from posttrain.dialects.verl.rules.look import get, names_a_later_key
+from posttrain.dialects.verl.rules.names import MODEL, ROLLOUT
 
 # Sections that say whose responses are kept, the later ones first.
+_SPLITS = ("tensor_parallel_size", "tp_size")  # verl gives a sampler so many devices as its own key says
 _SKIPS = ("skip.async_rollout", "skip.rollout_tq", "skip.rollout", f"{ROLLOUT}.skip")
-# Arguments of the sampler that verl gives itself: once more in engine_kwargs is one time too many.
+# Arguments of the sampler that verl gives itself. Its servers let engine_kwargs replace them; mode sync has them twice.
 _GIVEN = {
     "dtype": "dtype",
     "enforce_eager": "enforce_eager",
@@ -117,7 +118,7 @@ def _engine_kwargs(keys: Reader, engine: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in keys.section(f"{ROLLOUT}.engine_kwargs.{engine}").items():
         key = f"{ROLLOUT}.engine_kwargs.{engine}.{name}"
-        if name in _GIVEN:
+        if name in _GIVEN and (name in _SPLITS or not _has_servers(keys)):
             what = f"{key} gives the sampler an argument that {ROLLOUT}.{_GIVEN[name]} gives it already"
             keys.problem(what, key=key, fix=f"remove it, and use {ROLLOUT}.{_GIVEN[name]}")
         elif value is not None:
@@ -125,15 +126,21 @@ def _engine_kwargs(keys: Reader, engine: str) -> dict[str, Any]:
     return options
 
 
+def _has_servers(keys: Reader) -> bool:
+    """Return True where samplers are servers: with mode async, the only one from verl 0.7 on, whose keys may show the version."""
+    return get(keys, f"{ROLLOUT}.mode", "sync") == "async" or names_a_later_key(keys)
+
+
 def _check_engine(keys: Reader, engine: str) -> None:
     summon = f"{ROLLOUT}.layered_summon"
-    if get(keys, summon, False) and keys[f"{ROLLOUT}.load_format"].startswith("dummy"):
+    has_adapter = get(keys, f"{MODEL}.lora_rank", 0) > 0 or get(keys, f"{MODEL}.lora.rank", 0) > 0
+    if has_adapter and get(keys, summon, False) and keys[f"{ROLLOUT}.load_format"].startswith("dummy"):
         what = f"layered_summon needs weights that the sampler loads itself, and load_format is {keys[f'{ROLLOUT}.load_format']}"
         keys.problem(what, key=summon, fix=f"use {ROLLOUT}.load_format=safetensors, or {summon}=False")
     longest = get(keys, f"{ROLLOUT}.max_model_len", keys["data.max_prompt_length"] + keys[f"{ROLLOUT}.response_length"])
     key = f"{ROLLOUT}.max_num_batched_tokens"
-    # verl's servers (mode async, the only one from 0.7 on) leave this to vLLM, which then prefills in pieces.
-    checks = keys.ledger.version not in ("0.1", "0.2") and get(keys, f"{ROLLOUT}.mode", "sync") != "async"
+    # verl's servers leave this to vLLM, which then prefills in pieces.
+    checks = keys.ledger.version not in ("0.1", "0.2") and not _has_servers(keys)
     if checks and engine == "vllm" and keys[f"{ROLLOUT}.enable_chunked_prefill"] and keys[key] < longest:
         what = f"with enable_chunked_prefill, {keys[key]} tokens in one pass are fewer than the {longest} of the longest sequence"
         if keys.own and not keys.written(key):
