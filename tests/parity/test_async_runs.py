@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_runs import Make, PowerCut, comparable, maker, metrics_of, power_cut
+from test_runs import REWARD, Make, PowerCut, comparable, maker, metrics_of, power_cut
 
 from posttrain.backends.rollout.native.stream import NativeStream
 from posttrain.build import train as build
@@ -278,6 +278,33 @@ def test_a_filter_that_refills_works_ahead_of_training(make: Make) -> None:
     assert_counts_hold(log)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["refill", "replace", "drop"])
+def test_a_filter_leaves_its_groups_in_the_records_of_one_step(
+    make: Make, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """I2 from schedule.jsonl: every group that was sampled is trained or filtered, once, also by a run that died; a group that
+    replaces others is one."""
+    chosen = {"group_filter": {"strategy": strategy, "above_std": 0.3, "max_batches": 50}, "asynchronous": ONE_STEP}
+    whole = train_run(make("whole", **chosen))
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            train_run(make("died", **chosen))
+    folder = train_run(make("died", **chosen))
+    assert results(folder) == results(whole)
+    assert (folder / "schedule.jsonl").read_bytes() == (whole / "schedule.jsonl").read_bytes()
+    assert_each_group_is_trained_once(folder)
+    log = events(folder)
+    sampled = sum(line["rollout/groups_sampled"] for line in metrics_of(folder))
+    assert sum(event["event"] == "admitted" for event in log) == sampled
+    assert sum(event["event"] == "filtered" for event in log) == sampled - sum(
+        event["event"] == "consumed" for event in log
+    )
+    assert any(event["event"] == "filtered" for event in log), "the rewards of this run pass all: choose others"
+    assert results(train_run(make("again", **chosen), replay=whole)) == results(whole)
+
+
 WORLD = '''
 import random, time
 from posttrain.interfaces.env import EnvStart, EnvStep
@@ -419,18 +446,40 @@ def test_episodes_are_replayed(make: Make, tmp_path: Path, first_s: float, again
     """I5: two runs whose environments answer at other times are equal, when the second makes the decisions of the first: turns
     wait for the passes at which they came."""
     first = in_a_world(make, tmp_path, "first", workers=12, seconds=first_s, asynchronous=COLOCATE)
-    again = in_a_world(make, tmp_path, "again", workers=12, seconds=again_s, asynchronous=COLOCATE, replay=first)
+    again = in_a_world(make, tmp_path, "again", workers=14, seconds=again_s, asynchronous=COLOCATE, replay=first)
     assert results(again) == results(first)
+    with pytest.raises(RequestError, match=r"had its environments 12 at once, and this one has 6 at once"):
+        in_a_world(make, tmp_path, "fewer", workers=6, asynchronous=COLOCATE, replay=first)
 
 
 @pytest.mark.slow
-def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path) -> None:
+def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path, tmp_path: Path) -> None:
+    """In its prompts, or in a reward although its decisions are the same."""
     other = make("other", asynchronous=COLOCATE, run={"seed": 2, "total_steps": STEPS})
     with pytest.raises(RunStopped, match="the run that is replayed differs from this one in step 1: group 0 is"):
         train_run(other, replay=straight)
+    (tmp_path / "reward.py").write_text(REWARD.replace("value / 4", "value / 8"))
+    differs = r"differs from this one in step 1: the samples of group \d+ \(train.jsonl:\d+\) are others"
+    with pytest.raises(RunStopped, match=differs):
+        train_run(make("rewarded", asynchronous=COLOCATE), replay=straight)
+    bound = make("bound", asynchronous=COLOCATE | {"max_staleness_steps": 1})
+    with pytest.raises(RequestError, match=r"had asynchronous.max_staleness_steps = 2, and this one has 1"):
+        train_run(bound, replay=straight)
     plain = make("plain")
     with pytest.raises(RequestError, match=r"holds no schedule.jsonl: only asynchronous runs need one"):
         train_run(plain, replay=Path(plain.folder))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_kept_caches_is_not_replayed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"asynchronous": COLOCATE | {"cache_on_new_weights": "keep"}}
+    with monkeypatch.context() as patch:
+        at_update(patch, 4)
+        with pytest.raises(PowerCut):
+            train_run(make("died", **kept))
+    folder = train_run(make("died", **kept))
+    with pytest.raises(RequestError, match="was resumed before step 3, where kept caches were computed again"):
+        train_run(make("again", **kept), replay=folder)
 
 
 DOMAINS = {
@@ -517,7 +566,8 @@ def test_micro_batches_and_slots_change_numbers_by_rounding_only(make: Make, str
             reference={"sequences_per_micro_batch_per_device": 1},
         )
     )
-    assert (other / "schedule.jsonl").read_bytes() == (first / "schedule.jsonl").read_bytes()
+    decisions = [[event | {"mark": ""} for event in events(run)] for run in (other, first)]
+    assert decisions[0] == decisions[1]
     for one, two in zip(metrics_of(first), metrics_of(other), strict=True):
         for name, value in one.items():
             if not name.startswith(("time/", "speed/", "gap/")):

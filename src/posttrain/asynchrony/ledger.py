@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from posttrain.errors import RunStopped
@@ -204,11 +205,18 @@ class Ledger:
         """The finished groups of a domain, oldest first."""
         return [serial for serial in sorted(self._finished) if self._pending[serial].domain == domain]
 
-    def take(self, entries: Sequence[Entry], kept: Collection[int], wanting: Collection[str] | None = None) -> None:
+    def take(
+        self,
+        entries: Sequence[Entry],
+        kept: Collection[int],
+        wanting: Collection[str] | None = None,
+        marks: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         """Take finished groups out: those in ``kept`` (serials) are trained in the step under way, the others were filtered.
 
         Args: wanting, the domains of which the step still needs groups ("" without domains); the others are complete, also where
-            a filter has left fewer groups than their share. None: what is missing is what was not kept.
+            a filter has left fewer groups than their share. None: what is missing is what was not kept. marks of the samples of
+            kept groups, by serial, are recorded (records.marks).
         """
         for entry in entries:
             staleness = self.steps - entry.started
@@ -221,7 +229,8 @@ class Ledger:
             if entry.serial in kept:
                 self.trained += 1
                 self._missing[entry.domain] = max(self._missing[entry.domain] - 1, 0)
-                self._note("consumed", entry, staleness=staleness)
+                mark = {"mark": marks[entry.serial]} if entry.serial in marks else {}
+                self._note("consumed", entry, staleness=staleness, **mark)
             else:
                 self.filtered += 1
                 self._note("filtered", entry, staleness=staleness)

@@ -6,12 +6,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain.asynchrony.passes import Due, Passes
 from posttrain.errors import Problem, RequestError
 
 _CHOSEN = ("consumed", "filtered")
+# Events of a resumed run after which it is no longer a function of its decisions
+_BREAKS = {
+    "restarted": "episodes began again",
+    "recomputed": "kept caches were computed again",
+    "resumed": "its samplers were started again",
+}
 
 
 @dataclass(slots=True)
@@ -28,18 +34,25 @@ class Round:
     chosen: list[int] = field(default_factory=list)  # groups
 
 
+class Trained(NamedTuple):
+    """A group that a step has trained on."""
+
+    prompt_id: str
+    mark: str  # of its samples (records.marks); "" where an older version has recorded it
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """The rounds of every step."""
 
     rounds: Mapping[int, list[Round]]
-    consumed: Mapping[int, list[str]]  # prompts by step
+    consumed: Mapping[int, list[Trained]]  # by step
     passes: Passes | None = None  # the orders of samplers that worked apart
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Script:
         rounds: dict[int, list[Round]] = {}
-        consumed: dict[int, list[str]] = {}
+        consumed: dict[int, list[Trained]] = {}
         events = list(events)
         for event in events:
             of_step = rounds.setdefault(event["step"], [Round()])
@@ -61,7 +74,8 @@ class Script:
                 case "consumed" | "filtered":
                     now.chosen.append(event["group"])
             if event["event"] == "consumed":
-                consumed.setdefault(event["step"], []).append(event["prompt_id"])
+                trained = Trained(event["prompt_id"], event.get("mark", ""))
+                consumed.setdefault(event["step"], []).append(trained)
         apart = any(event["event"] == "joined" for event in events)
         return cls(rounds, consumed, Passes.of(events) if apart else None)
 
@@ -84,15 +98,11 @@ def read_script(folder: Path) -> Script:
         )
     try:
         events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        restarted = next((event for event in events if event["event"] in ("restarted", "resumed")), None)
+        broken = next((event for event in events if event["event"] in _BREAKS), None)
         script = Script.of(events)
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(Problem(f"{file} is damaged: {error}")) from None
-    if restarted:
-        what = (
-            f"{folder} was resumed before step {restarted['step']}, where "
-            + ("episodes began again" if restarted["event"] == "restarted" else "its samplers were started again")
-            + ": it cannot be replayed"
-        )
+    if broken:
+        what = f"{folder} was resumed before step {broken['step']}, where {_BREAKS[broken['event']]}: it cannot be replayed"
         raise RequestError(Problem(what, fix="replay a run that was not interrupted"))
     return script

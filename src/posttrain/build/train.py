@@ -10,11 +10,12 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.asynchrony.script import Script, read_script
+from posttrain.asynchrony.script import Script
 from posttrain.backends.environments.start import start_worlds
 from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
 from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
+from posttrain.build.recorded_decisions import decisions_of
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
 from posttrain.config.environment import OPEN
@@ -62,7 +63,7 @@ def train_run(
         of the run are open; replay is the folder of an asynchronous run whose recorded decisions are made again.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
-    script = read_script(replay) if replay else None
+    script = decisions_of(replay, config) if replay else None
     opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
     with opened as (folder, checkpoints, notes), closing(run_scorer(config)) as scorer:
         with under_way_with(config, folder, checkpoints, notes, scorer, say, script) as made:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from posttrain.asynchrony.ledger import Bounds, Entry
+from posttrain.asynchrony.ledger import Bounds
 from posttrain.asynchrony.script import Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
@@ -21,7 +19,7 @@ from posttrain.steps.ahead import Ahead
 from posttrain.steps.apart import Apart
 from posttrain.steps.measure import asynchrony_metrics
 from posttrain.steps.one_step import OneStepAhead
-from posttrain.steps.open_groups import OpenGroups, StepEnd
+from posttrain.steps.open_groups import DIFFERS, OpenGroups, StepEnd
 from posttrain.steps.rl_step import AnySelection, StepResult
 
 Sampler = Ahead | Apart | OneStepAhead
@@ -99,11 +97,12 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
     def sample(number: int, step_plan: StepPlan, clock: Clock) -> AnySelection:
         nonlocal under_way, clock_of_step
         under_way, clock_of_step = number, clock
-        return sampler.sample(number, step_plan, clock)
+        selection = sampler.sample(number, step_plan, clock)
+        if script:
+            check_replayed(number, sampler, script)
+        return selection
 
     def end_step(done: StepResult, version: int) -> dict[str, float]:
-        if script:
-            check_replayed(under_way, sampler.consumed, script)
         metrics = asynchrony_metrics(
             done.selection.groups,
             done.learned.train,
@@ -171,10 +170,18 @@ def waits(clock: Clock, ended: StepEnd) -> dict[str, float]:
     }
 
 
-def check_replayed(step: int, consumed: Sequence[Entry], script: Script) -> None:
-    """Raises: RunStopped when a step has trained on other prompts than the recorded one."""
-    now, before = [entry.prompt_id for entry in consumed], script.consumed.get(step, [])
-    if now != before:
+def check_replayed(step: int, sampler: Sampler, script: Script) -> None:
+    """Raises: RunStopped when a step is about to train on other prompts, responses or rewards than the recorded one."""
+    before = script.consumed.get(step, [])
+    now = [entry.prompt_id for entry in sampler.consumed]
+    if now != (recorded := [group.prompt_id for group in before]):
         raise RunStopped(
-            f"step {step} trains on {', '.join(now)}, and that of the run that is replayed on {', '.join(before) or 'nothing'}"
+            f"{DIFFERS}: its step {step} trains on {', '.join(recorded) or 'nothing'}, and this one's on {', '.join(now)}"
         )
+    for entry, group in zip(sampler.consumed, before, strict=True):
+        if group.mark and sampler.marks[entry.serial] != group.mark:
+            raise RunStopped(
+                f"{DIFFERS} in step {step}: the samples of group {entry.serial} ({entry.prompt_id}) are others. Its prompts and "
+                "decisions are the same; tokens, log-probs, versions or rewards are not. A replay needs the same model, "
+                "settings, number of workers and kind of machine, and rewards and environments that depend on nothing else"
+            )

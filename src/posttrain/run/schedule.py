@@ -15,9 +15,10 @@ class Schedule:
     """Appends a line per decision: ``{"step": 3, "event": "admitted", "group": 17, ...}``, in the order in which they were made.
 
     Events: admitted (a group's sampling may begin), cut (the sample stops after so many tokens, until the next step), finished,
-    consumed (trained in that step), filtered, dropped; order (requests that are sent or cancelled after so many passes of the
-    sampler) and rest. Of samplers that work apart, each with a number: joined, order, rest, weights, lost; synced (at the end of
-    a step), resumed. A resumed run drops the lines of the steps that it makes again.
+    consumed (trained in that step, on samples with this mark), filtered, dropped; order (requests that are sent or cancelled
+    after so many passes of the sampler) and rest. Of samplers that work apart, each with a number: joined, order, rest, weights,
+    lost; synced (at the end of a step), resumed. Of a resumed run: restarted, recomputed. It drops the lines of the steps that it
+    makes again.
     Raises: OSError when the disk takes no more: a run that cannot say what it did must not go on as if it could.
     """
 

@@ -47,6 +47,11 @@ class Ahead:
         return self._groups.consumed
 
     @property
+    def marks(self) -> Mapping[int, str]:
+        """Return the marks of the samples of these groups, by serial (records.marks)."""
+        return self._groups.marks
+
+    @property
     def late(self) -> set[int]:
         return self._groups.late
 

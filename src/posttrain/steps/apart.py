@@ -79,6 +79,11 @@ class Apart:
         return self._groups.consumed
 
     @property
+    def marks(self) -> Mapping[int, str]:
+        """Return the marks of the samples of these groups, by serial (records.marks)."""
+        return self._groups.marks
+
+    @property
     def late(self) -> set[int]:
         return self._groups.late
 

@@ -18,6 +18,7 @@ class DomainSelection:
     def __init__(self, domains: Sequence[DomainPlan]):
         self._parts = {domain.name: Selection(domain.group_filter, domain.prompts) for domain in domains}
         self._domain_of = {source: domain.name for domain in domains for source in domain.sources}
+        self.sampled: list[ScoredGroup] = []  # all of them, in order, also those without a place in the step
 
     @property
     def wanting(self) -> list[str]:
@@ -57,6 +58,7 @@ class DomainSelection:
 
     def add(self, batch: Sequence[ScoredGroup]) -> None:
         """Take in groups that were sampled for the wanting domains. Raises: RunStopped as Selection does."""
+        self.sampled += batch
         found: dict[str, list[ScoredGroup]] = defaultdict(list)
         for group in batch:
             found[self._domain_of[group.group.prompt.data_source]].append(group)

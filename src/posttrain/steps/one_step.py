@@ -6,7 +6,7 @@ Where the sampler reads the trainer's own weights, they are sampled before the u
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +18,7 @@ from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
+from posttrain.records.marks import mark_of
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import scored_from_plain, scored_to_plain
@@ -53,6 +54,7 @@ class OneStepAhead:
         self.ledger = Ledger(bounds)
         self.sampled_tokens = 0  # in the step under way
         self.consumed: list[Entry] = []  # by the step under way
+        self.marks: dict[int, str] = {}  # of these, by serial (records.marks)
         self.late: set[int] = set()  # it takes whole batches, and waits for all of each
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
         self._plan_of, self._updates_per_step = plan_of, updates_per_step
@@ -69,7 +71,9 @@ class OneStepAhead:
             self._admit(selection)
         self._next = None
         self.consumed = list(self.ledger.pending)
-        self.ledger.take(self.consumed, [entry.serial for entry in self.consumed])
+        marks = [mark_of(each) for each in once(selection.groups)]
+        self.marks = {entry.serial: mark for entry, mark in zip(self.consumed, marks, strict=True)}
+        self.ledger.take(self.consumed, self.marks, marks=self.marks)
         if number < self.ledger.bounds.total_steps:
             following = self._plan_of(number + 1)
             if self._in_thread:
@@ -140,9 +144,16 @@ class OneStepAhead:
         self._admit(selection)
 
     def _admit(self, selection: AnySelection) -> None:
-        """Enter the groups into the ledger. A filter may hold a group more than once."""
-        for group in {id(each.group): each.group for each in selection.groups}.values():
-            self.ledger.finish(self.ledger.admit(group.prompt.prompt_id, self.ledger.steps + 1).serial)
+        """Enter all groups that were sampled into the ledger; those that the filter rejected leave it at once."""
+        ledger, kept = self.ledger, once(selection.groups)
+        held = {id(each.group) for each in kept}
+        rejected = [each for each in selection.sampled if id(each.group) not in held]
+        for each in (*rejected, *kept):
+            has_place = id(each.group) in held
+            entry = ledger.admit(each.group.prompt.prompt_id, ledger.steps + 1, check=has_place)
+            ledger.finish(entry.serial)
+            if not has_place:
+                ledger.take([entry], ())
 
     # ---------------------------------------------------------------------------------------------- between two steps
 
@@ -170,10 +181,7 @@ class OneStepAhead:
 
     def state(self) -> dict[str, Any]:
         """Plain values from which ``restore`` resumes."""
-        following = self._next and {
-            "groups": [scored_to_plain(group) for group in self._next.groups],
-            "counts": self._next.counts(),
-        }
+        following = self._next and {**_groups_to_plain(self._next.groups), "counts": self._next.counts()}
         return {"ledger": self.ledger.state(), "next": following}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -182,9 +190,27 @@ class OneStepAhead:
         self._next = None
         if state["next"]:
             plan = self._plan_of(self.ledger.steps + 1)
-            groups: list[ScoredGroup] = [scored_from_plain(each, self._prompts) for each in state["next"]["groups"]]
+            groups = _groups_from_plain(state["next"], self._prompts)
             counts = state["next"]["counts"]
             if plan.domains:
                 self._next = DomainSelection.of(groups, counts, plan.domains)
             else:
                 self._next = Selection.of(groups, counts, plan.group_filter, plan.prompts)
+
+
+def once(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """The groups of a step, each once: a filter that replaces rejected groups holds others more than once."""
+    return list({id(each.group): each for each in groups}.values())
+
+
+def _groups_to_plain(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    number = {id(each.group): place for place, each in enumerate(once(groups))}
+    return {
+        "groups": [scored_to_plain(each) for each in once(groups)],
+        "places": [number[id(each.group)] for each in groups],
+    }
+
+
+def _groups_from_plain(plain: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> list[ScoredGroup]:
+    groups = [scored_from_plain(each, prompts) for each in plain["groups"]]
+    return [groups[number] for number in plain["places"]]

@@ -13,6 +13,7 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
+from posttrain.records.marks import mark_of
 from posttrain.records.plans import DomainPlan, StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import trajectory_from_plain, trajectory_to_plain
@@ -106,6 +107,7 @@ class OpenGroups:
     ):
         self.ledger = Ledger(bounds)
         self.consumed: list[Entry] = []  # by the step under way
+        self.marks: dict[int, str] = {}  # of these, by serial (records.marks)
         self.late: set[int] = set()  # groups that it waited for, although enough others were complete
         self.sampling_of = sampling_of
         self.flying: InFlight = Responses(keeps_cache=keeps_cache)
@@ -119,6 +121,8 @@ class OpenGroups:
         self._wait_timeout_s = wait_timeout_s
         self._heard = 0.0  # when a token was sampled last, or an environment has answered
         self._restored = False  # since the last step
+        self._keeps_cache = keeps_cache
+        self._recomputes = False  # caches, in the first step after a resume
         self._restarted: list[Entry] = []  # groups whose episodes have begun again since the run was resumed
         self._domain_of = {source: domain.name for domain in domains for source in domain.sources}
         self._draws = 0
@@ -126,10 +130,13 @@ class OpenGroups:
         self._groups: dict[int, OpenGroup] = {}  # pending ones, by serial
 
     def begin_step(self, number: int) -> None:
-        self.consumed, self.late = [], set()
+        self.consumed, self.marks, self.late = [], {}, set()
         for entry in self._restarted:
             self.ledger.record({"step": number, "event": "restarted", "group": entry.serial})
         self._restarted = []
+        if self._recomputes:
+            self.ledger.record({"step": number, "event": "recomputed"})
+        self._recomputes = False
         if self._restored:
             self.ledger.record_again()
         self._restored = False
@@ -235,10 +242,12 @@ class OpenGroups:
     def take(self, chosen: Sequence[Entry], scored: Sequence[ScoredGroup], selection: AnySelection) -> None:
         """Take scored groups out; those that the selection does not keep count as filtered."""
         kept = {id(each.group) for each in selection.groups}
-        passed = [entry for entry, each in zip(chosen, scored, strict=True) if id(each.group) in kept]
+        passed = [pair for pair in zip(chosen, scored, strict=True) if id(pair[1].group) in kept]
+        marks = {entry.serial: mark_of(each) for entry, each in passed}
         wanting = () if selection.complete else selection.wanting
-        self.ledger.take(chosen, {entry.serial for entry in passed}, wanting)
-        self.consumed += passed
+        self.ledger.take(chosen, marks, wanting, marks)
+        self.consumed += [entry for entry, _ in passed]
+        self.marks |= marks
         for entry in chosen:
             del self._groups[entry.serial]
 
@@ -338,6 +347,7 @@ class OpenGroups:
                 {int(number): trajectory_from_plain(each) for number, each in saved["ended"].items()},
             )
         self.flying.restore(state["begun"])
+        self._recomputes = self._keeps_cache and bool(state["begun"])
         for entry in self.ledger.running:
             self._begin(entry)
         self._restarted = [entry for entry in self.ledger.running if self.flying.began_again(entry.serial)]

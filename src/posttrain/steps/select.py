@@ -25,6 +25,7 @@ class Selection:
         self._plan = plan
         self._wanted = wanted
         self.groups: list[ScoredGroup] = []
+        self.sampled: list[ScoredGroup] = []  # all of them, in order, also those without a place in the step
         self.complete = False
         self.batches = 0
         self.sampled_tokens = 0
@@ -42,6 +43,7 @@ class Selection:
             metric that is looked at.
         """
         self.batches += 1
+        self.sampled += batch
         self._sampled += len(batch)
         self.sampled_tokens += sum(each.sampled_tokens for group in batch for each in group.group.trajectories)
         if self._plan.strategy == "none":

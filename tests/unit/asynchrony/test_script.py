@@ -37,7 +37,7 @@ EVENTS = [
     {"step": 2, "event": "rest", "pass": 4},
     event(2, "consumed", 0),
     {"step": 2, "event": "ready"},
-    event(2, "consumed", 3),
+    event(2, "consumed", 3, mark="9f"),
     event(2, "dropped", 4),
 ]
 
@@ -51,7 +51,7 @@ def test_a_step_is_rounds_of_sampling_and_choosing() -> None:
     assert (first.finished, second.finished) == ([1], [2])
     assert (second.chosen, second.samples) == ([2], True)
     assert [(each.chosen, each.samples) for each in script.rounds[2]] == [([0], True), ([3], False)]
-    assert script.consumed == {1: ["p2"], 2: ["p0", "p3"]}
+    assert script.consumed == {1: [("p2", "")], 2: [("p0", ""), ("p3", "9f")]}
 
 
 def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
@@ -67,4 +67,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
         Script.of(older).check_orders()
     file.write_text("".join(json.dumps(each) + "\n" for each in [*EVENTS, event(3, "restarted", 5)]))
     with pytest.raises(RequestError, match="resumed before step 3, where episodes began again"):
+        read_script(tmp_path)
+    file.write_text("".join(json.dumps(each) + "\n" for each in [*EVENTS, {"step": 3, "event": "recomputed"}]))
+    with pytest.raises(RequestError, match="resumed before step 3, where kept caches were computed again"):
         read_script(tmp_path)

@@ -1,0 +1,42 @@
+"""The mark of a group: a short digest of all that training depends on, to tell whether a replayed run has the same samples."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from posttrain.records.trajectories import Invalid, Outcome, ScoredGroup, Trajectory
+
+
+def mark_of(scored: ScoredGroup) -> str:
+    """Return 16 hexadecimal digits of the tokens, log-probs and versions of every response of a group, and of its outcomes.
+
+    Texts, times and an environment's metrics do not count: nothing is learned from them.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for trajectory, outcome in scored.pairs:
+        for sample in (*trajectory.earlier, trajectory):
+            _add_sample(digest, sample)
+        digest.update(_of_outcome(outcome).encode())
+    return digest.hexdigest()
+
+
+def _add_sample(digest: hashlib.blake2b, sample: Trajectory) -> None:
+    rows = (
+        np.asarray(sample.token_ids, np.int64),
+        np.asarray(sample.logprobs, np.float64),
+        np.asarray(sample.response_mask, np.bool_),
+        np.asarray(sample.prompt_token_ids or (), np.int64),
+        np.asarray(sample.spans, np.int64),
+    )
+    for row in rows:
+        digest.update(f"{row.shape}".encode())  # the same numbers, divided otherwise, are other samples
+        digest.update(row.tobytes())
+    digest.update(f"{sample.stop_reason} {sample.env_reward!r}".encode())
+
+
+def _of_outcome(outcome: Outcome) -> str:
+    if isinstance(outcome, Invalid):
+        return f"invalid {outcome.reason}"
+    return f"{outcome.value!r} {outcome.terms!r}"
