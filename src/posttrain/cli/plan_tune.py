@@ -20,12 +20,12 @@ Request = FilesRequest[TuneConfig]
 def check_request(loaded: LoadedConfig[TuneConfig], *, look_at_files: bool, to_run: bool = False) -> Request:
     """Check the configuration, its files and its sizes; see ``plan_on_files.checked``. The files of an unknown method are not
     read, because its columns are unknown, too."""
-    from posttrain.data.preference_rows import PROMPT
+    from posttrain.data.preference_rows import PROMPT, prompts_in_texts
     from posttrain.data.unread_columns import unread_columns
 
     look = _look_at_files if look_at_files and loaded.config.method.is_known else None
     if look is not None:
-        loaded = loaded.warned(unread_columns(loaded.config.data, PROMPT))
+        loaded = loaded.warned([*unread_columns(loaded.config.data, PROMPT), *prompts_in_texts(loaded.config)])
     return checked(loaded, look, plan_tune, to_run=to_run)
 
 

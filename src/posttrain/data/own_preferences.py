@@ -16,7 +16,8 @@ from posttrain.config.tune import TuneConfig
 from posttrain.data.assistant_tokens import Tokens
 from posttrain.data.cells import BadCell
 from posttrain.data.own_dataset import BadItem, make_dataset, read_items, tokens_of
-from posttrain.data.preference_rows import LABEL, MARGIN, PreferenceRow, label_of, number_of, reference_of
+from posttrain.data.preference_rows import LABEL, MARGIN, PreferenceRow
+from posttrain.data.preference_values import label_of, number_of, reference_of
 from posttrain.data.preferences import PreferenceSet, ReadRow, cut_preferences
 from posttrain.data.sft import What
 
@@ -49,7 +50,7 @@ def _row(item: Any, index: int, config: TuneConfig, what: What) -> ReadRow:
             number=index,
             prompt=[],
             completions=(),
-            desirable=config.method.paired or label_of(_value(item, data.label_column or LABEL)),
+            desirable=config.method.paired or label_of(_value(item, data.label_column or LABEL[0])),
             margin=_margin(item, data.margin_column),
             ref_logps=reference_of([_value(item, key) for key in data.reference_columns])
             if data.reference_columns

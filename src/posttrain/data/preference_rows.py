@@ -7,8 +7,8 @@ are texts or lists of chat messages; a list may begin with the prompt, which is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,18 @@ from posttrain.data.cells import (
 from posttrain.data.columns import root
 from posttrain.data.images import BadImage, ImageFile
 from posttrain.data.preference_images import only_texts, unread_images, with_images
+from posttrain.data.preference_values import label_of, number_of, reference_of
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, count_rows, described, first_record, kind_of, read_records
+from posttrain.data.shared_prompts import Completion, apart, prompt_in_texts, texts_apart
 from posttrain.data.transcripts import is_transcript, transcript_turns
 from posttrain.errors import DataError, Problem
 
 PROMPT = ("prompt", "question", "instruction", "conversations", "input")
 COMPLETION = ("completion", "response", "answer", "messages")
-CHOSEN, REJECTED, LABEL, MARGIN = "chosen", "rejected", "label", "margin"
+LABEL = ("label", "kto_tag")  # the second is LLaMA-Factory's
+CHOSEN, REJECTED, MARGIN = "chosen", "rejected", "margin"
 CHECKED_ROWS = 20_000  # of a parquet file, before a run; opening the dataset checks all
-
-Completion = list[Message]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class PreferenceColumns:
     completion: str | None = None
     label: str | None = None
     margin: str | None = None
+    in_texts: bool = False  # the prompt is the words that both sides begin with
 
 
 def read_preference_rows(path: str, data: TuneDataConfig, method: TuneMethodConfig) -> Iterator[PreferenceRow]:
@@ -151,8 +153,10 @@ def choose_preference_columns(
             problems.append(missing_column(column, record, place, field))
         return column
 
-    pairs = method.paired or (data.label_column is None and LABEL not in record and CHOSEN in record)
+    labelled = any(name in record for name in LABEL) and any(name in record for name in COMPLETION)
+    pairs = method.paired or (data.label_column is None and not labelled and CHOSEN in record)
     found: dict[str, str | None] = {}
+    in_texts = False
     if pairs:
         found["chosen"] = chosen("chosen_column", [CHOSEN], "the better completion")
         found["rejected"] = chosen("rejected_column", [REJECTED], "the worse completion")
@@ -162,12 +166,13 @@ def choose_preference_columns(
         if "margins" in method.about.inputs:
             found["margin"] = chosen("margin_column", [MARGIN], "the margin", optional=True)
         first = record.get(found["chosen"] or "")
+        in_texts = prompt_in_texts(record, found["chosen"], found["rejected"])
     else:
         found["completion"] = chosen("response_column", COMPLETION, "the completion")
-        found["label"] = chosen("label_column", [LABEL], "the label")
+        found["label"] = chosen("label_column", LABEL, "the label")
         first = record.get(found["completion"] or "")
     begins = isinstance(first, list) or (isinstance(first, str) and not _is_plain(first))
-    found["prompt"] = chosen("prompt_column", PROMPT, "the prompt", optional=begins)
+    found["prompt"] = chosen("prompt_column", PROMPT, "the prompt", optional=begins or in_texts)
     for field in ("query_column", "system_column"):
         chosen(field, [], "", optional=True)
     for column in data.reference_columns or ():
@@ -175,7 +180,16 @@ def choose_preference_columns(
             problems.append(missing_column(column, record, place, "reference_columns"))
     if problems:
         raise DataError(problems)
-    return PreferenceColumns(**found)
+    return PreferenceColumns(**found, in_texts=in_texts and not begins and found["prompt"] is None)
+
+
+def prompts_in_texts(config: TuneConfig) -> Iterator[str]:
+    """Yield a warning per file whose pairs have no column with the prompt; see ``shared_prompts.texts_apart``."""
+    for path in dict.fromkeys((*config.data.train_files, *config.data.validation_files)):
+        record, _ = first_record(path, "data.train_files", read=config.data.dataset_class_file is None)
+        with suppress(DataError):  # reported where the rows are checked
+            if record and choose_preference_columns(record, config.data, config.method, path).in_texts:
+                yield f"{Path(path).name} has no column with the prompt: it is the words that both sides of a pair begin with"
 
 
 def rows_of(
@@ -232,14 +246,18 @@ def _row(
     whole = sides[0][0]["role"] != "assistant"
     prompt = None
     if not whole:
-        if columns.prompt is None:
+        if columns.in_texts:
+            prompt, sides = texts_apart(sides)
+            prompt = _with_system(prompt, record, data, at)
+        elif columns.prompt is None:
             raise BadCell("begins with an assistant's message, and there is no column with the prompt")
-        prompt = _prompt(record, columns.prompt, data, at)
+        else:
+            prompt = _prompt(record, columns.prompt, data, at)
         # The answers to a transcript begin with the blank behind "Assistant:".
-        if is_transcript(str(value_at(record, columns.prompt))):
+        if columns.prompt is not None and is_transcript(str(value_at(record, columns.prompt))):
             sides = [[{**message, "content": str(message["content"]).strip()} for message in side] for side in sides]
     else:
-        prompt, sides = _apart(sides)
+        prompt, sides = apart(sides)
         prompt = _with_system(prompt, record, data, at)
     fields = ("chosen_column", "rejected_column") if columns.chosen is not None else ("response_column",)
     for side, name, field in zip(sides, _names(columns), fields, strict=True):
@@ -302,6 +320,8 @@ def _is_plain(text: str) -> bool:
 def _prompt(record: Record, column: str, data: TuneDataConfig, at: _Place) -> list[Message]:
     value = at.read(record, column, "prompt_column")
     text = isinstance(value, str) and _is_plain(value)
+    if value is None:
+        raise BadCell("holds nothing; a text or a list of chat messages is expected")
     if isinstance(value, str) and is_transcript(value):
         messages = transcript_turns(value)
         if messages[-1] == {"role": "assistant", "content": ""}:  # the marker before the answer
@@ -335,33 +355,10 @@ def _with_system(messages: list[Message], record: Record, data: TuneDataConfig, 
     return [{"role": "system", "content": system}, *messages]
 
 
-def _apart(sides: list[Completion]) -> tuple[list[Message], list[Completion]]:
-    """Split conversations into the messages that all of them begin with, and the rest: of one alone, its last turn."""
-    if len(sides) == 1:
-        return sides[0][:-1], [sides[0][-1:]]
-    shared = 0
-    for mine, theirs in zip(*sides, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    if not shared:
-        raise BadCell("begins with other messages than the chosen side; both sides answer one prompt")
-    return sides[0][:shared], [side[shared:] for side in sides]
-
-
 def _label(record: Record, column: str | None, at: _Place) -> bool:
     if column is None:
         return True
     return label_of(at.read(record, column, "label_column"))
-
-
-def label_of(value: Any) -> bool:
-    """Return a label. Raises: BadCell for a value that is none."""
-    if isinstance(value, str):  # a csv file
-        value = {"true": True, "false": False, "1": True, "0": False}.get(value.strip().lower(), value)
-    if isinstance(value, bool) or value in (0, 1):
-        return bool(value)
-    raise BadCell(f"holds {described(value)}; true or false is expected")
 
 
 def _margin(record: Record, column: str | None, at: _Place) -> float:
@@ -377,22 +374,3 @@ def _reference(record: Record, data: TuneDataConfig, sides: int, at: _Place) -> 
     if len(data.reference_columns) != sides:
         raise BadCell(f"stands in a row of {sides} completions, and data.reference_columns has another number")
     return reference_of([at.read(record, column, "reference_columns") for column in data.reference_columns])
-
-
-def reference_of(values: Sequence[Any]) -> tuple[float, ...]:
-    """Return log-probs of whole completions. Raises: BadCell for a value that is none."""
-    found = tuple(number_of(value) for value in values)
-    if any(value > 0 for value in found):
-        raise BadCell(f"holds {max(found):g}; the log-prob of a completion is not above 0")
-    return found
-
-
-def number_of(value: Any) -> float:
-    """Return a finite number, which csv files hold as text. Raises: BadCell for another value."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise BadCell(f"holds {described(value)}; a number is expected")
-    return number

@@ -11,7 +11,13 @@ import pytest
 
 from posttrain.config.tune import TuneConfig
 from posttrain.data.preference_batches import mismatched, preference_batch
-from posttrain.data.preference_rows import PROMPT, PreferenceRow, check_preference_files, read_preference_rows
+from posttrain.data.preference_rows import (
+    PROMPT,
+    PreferenceRow,
+    check_preference_files,
+    prompts_in_texts,
+    read_preference_rows,
+)
 from posttrain.data.preferences import load_preferences
 from posttrain.data.unread_columns import unread_columns
 from posttrain.errors import DataError
@@ -43,6 +49,8 @@ def read(path: Path, *rows: dict[str, Any], **how: Any) -> list[PreferenceRow]:
         ({"prompt": [USER], "chosen": [RIGHT], "rejected": [WRONG]}, {}),
         ({"prompt": [USER], "chosen": RIGHT, "rejected": WRONG}, {}),
         ({"chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, {}),  # the prompt is what both begin with
+        ({"chosen": "2+2? 4", "rejected": "2+2? 5"}, {}),  # the same with texts, TRL's implicit prompt
+        (PAIR | {"label": 1}, {}),
         ({"prompt": "2+2?", "chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, {}),  # as UltraFeedback
         ({"prompt": json.dumps([USER]), "chosen": json.dumps([RIGHT]), "rejected": json.dumps([WRONG])}, {}),  # csv
         ({"instruction": "2+2?", "chosen": "4", "rejected": "5"}, {}),  # ROLL
@@ -99,8 +107,9 @@ def test_a_system_column_is_the_system_message_of_whole_conversations_too(tmp_pa
         read(tmp_path, row | {"chosen": [system, USER, RIGHT], "rejected": [system, USER, WRONG]}, system_column="sys")
 
 
-def test_single_conversations_with_a_label(tmp_path: Path) -> None:
-    (found,) = read(tmp_path, {"messages": [USER, RIGHT], "label": True}, method="kto")
+@pytest.mark.parametrize("label", ["label", "kto_tag"])
+def test_single_conversations_with_a_label(tmp_path: Path, label: str) -> None:
+    (found,) = read(tmp_path, {"messages": [USER, RIGHT], label: True}, method="kto")
     assert found.prompt == [USER] and found.completions == ([RIGHT],)
 
 
@@ -149,7 +158,44 @@ def test_texts_that_only_look_like_transcripts_stay_texts(tmp_path: Path) -> Non
     assert [side[0]["content"] for side in found.completions] == [row["chosen"], row["rejected"]]
 
 
-@pytest.mark.parametrize("label", [True, 1, "true"])
+def test_prompts_in_texts_end_between_words_and_are_reported(tmp_path: Path) -> None:
+    rows = [
+        {"chosen": "The sky is grey.", "rejected": "The sky is green.", "margin": 1},
+        {"chosen": "2+2=4", "rejected": "2+2=5", "margin": 2},
+        {"chosen": "It was\nred", "rejected": "It was\nred and blue", "margin": 3},
+    ]
+    found = [
+        (row.prompt[0]["content"], [side[0]["content"] for side in row.completions]) for row in read(tmp_path, *rows)
+    ]
+    assert found == [
+        ("The sky is", ["grey.", "green."]),
+        ("2+2=", ["4", "5"]),
+        ("It was", ["red", "red and blue"]),
+    ]
+    (said,) = prompts_in_texts(config(tmp_path, *rows))
+    assert said.startswith("rows.jsonl has no column with the prompt")
+    assert not list(prompts_in_texts(config(tmp_path, PAIR)))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "blue", "rejected": "red"}, "column rejected begins with other words than the chosen side"),
+        ({"chosen": "so", "rejected": "so!"}, "holds only the words that both begin with"),
+        ({"chosen": [RIGHT], "rejected": [WRONG]}, "column rejected begins with other words"),
+    ],
+)
+def test_texts_without_a_prompt_in_them(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, {"chosen": "2+2? 4", "rejected": "2+2? 5"}, row)
+
+
+def test_answers_are_no_prompts_where_another_column_may_hold_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no column prompt or question"):
+        read(tmp_path, {"query": "2+2?", "chosen": "it is 4", "rejected": "it is 5"})
+
+
+@pytest.mark.parametrize("label", [True, 1, 1.0, "true", "True", "1.0"])
 def test_single_completions(tmp_path: Path, label: Any) -> None:
     rows = [
         {"prompt": "2+2?", "completion": "4", "label": label},
@@ -159,8 +205,9 @@ def test_single_completions(tmp_path: Path, label: Any) -> None:
     assert [(row.completions, row.desirable) for row in found] == [(([RIGHT],), True), (([WRONG],), False)]
 
 
-def test_pairs_are_taken_apart_for_a_method_of_single_completions(tmp_path: Path) -> None:
-    found = read(tmp_path, PAIR, method="kto")
+@pytest.mark.parametrize("more", [{}, {"label": 1}])
+def test_pairs_are_taken_apart_for_a_method_of_single_completions(tmp_path: Path, more: dict[str, Any]) -> None:
+    found = read(tmp_path, PAIR | more, method="kto")
     assert [(row.number, row.completions, row.desirable) for row in found] == [
         (0, ([RIGHT],), True),
         (0, ([WRONG],), False),
@@ -208,6 +255,10 @@ BAD = [
     ),
     ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "b"}, {}, "begins with other messages"),
     (PAIR | {"margin": "much"}, {"method": "reward_model"}, "column margin holds 'much'; a number is expected"),
+    (PAIR | {"margin": 10**400}, {"method": "reward_model"}, "a number is expected"),
+    (PAIR | {"margin": -1e300}, {"method": "reward_model"}, "column margin holds -1e+300; numbers end at 3.4e+38"),
+    (PAIR | {"margin": None}, {"method": "reward_model"}, "column margin holds nothing; a number is expected"),
+    (PAIR | {"prompt": None}, {}, "column prompt holds nothing; a text or a list of chat messages is expected"),
     (PAIR | {"c": 0.5, "r": -1}, {"reference_columns": ["c", "r"]}, "the log-prob of a completion is not above 0"),
     (
         {"prompt": "2+2?", "completion": "4", "label": "good"},
