@@ -68,12 +68,46 @@ def tool_problems(body: Mapping[str, Any]) -> Iterator[str]:
         function = tool.get("function", tool)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             yield f"tools[{place}] is no function with a name"
-        elif not isinstance(function.get("parameters") or {}, dict):
+            return
+        if not isinstance(function.get("parameters") or {}, dict):
             yield f"tools[{place}].parameters must be an object, a JSON schema"
         elif not isinstance(function.get("description") or "", str):
             yield f"tools[{place}].description must be a text"
-    if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
-        yield f"tool_choice is {json.dumps(choice)[:60]}; use auto (the model chooses) or none (no tools are offered)"
+    yield from _choice_problems(body.get("tool_choice"), [tool.get("function", tool).get("name") for tool in tools])
+
+
+def _choice_problems(choice: Any, names: Sequence[str]) -> Iterator[str]:
+    shown = f"tool_choice is {json.dumps(choice)[:60]}"
+    if choice in (None, "auto", "none"):
+        return
+    if choice == "required":
+        if not names:
+            yield f"{shown}, and there are no tools"
+        return
+    name = chosen_tool(choice)
+    if name is None:
+        named = '{"type": "function", "function": {"name": ...}}'
+        yield f"{shown}; use auto (the model chooses), none (no tools are offered), required, or {named}"
+    elif name not in names:
+        yield f"{shown}, and the tools are {', '.join(json.dumps(each)[:60] for each in names[:5]) or 'none'}"
+
+
+def chosen_tool(choice: Any) -> str | None:
+    """Return the name of the one tool that a ``tool_choice`` names; None where it names none."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return None
+    function = choice.get("function", choice)  # the responses API has the name beside the type
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def must_call(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tools of a request without problems of which its answer must call one; (): it may do without."""
+    choice, tools = body.get("tool_choice"), body.get("tools") or ()
+    if choice == "required":
+        return tuple(tools)
+    name = chosen_tool(choice)
+    return () if name is None else tuple(tool for tool in tools if tool.get("function", tool).get("name") == name)[:1]
 
 
 def tools_of(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from posttrain.errors import MissingDependency
 from posttrain.registry import missing_library
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
 # White space between the parts of a JSON text. Unbounded, a weak model can write nothing else up to its token limit.
-_SPACE = r"[ \n]{0,24}"
+SPACE = r"[ \n]{0,24}"
+# Around a mark in the text of a grammar, where it becomes the token of that text in a tokenizer that has one.
+_OPEN, _CLOSE, _OR = "\x02", "\x03", "\x04"
+_MARK = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -39,13 +42,39 @@ def json_grammar(schema: Mapping[str, Any] | None) -> str:
     matcher = _library().LLMatcher
     text = json.dumps(_ANY_OBJECT if schema is None else schema)
     try:
-        grammar: str = matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
+        grammar: str = matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": SPACE})
     except ValueError as error:
         raise BadGrammar(str(error)) from None
-    failed, messages = matcher.validate_grammar_with_warnings(grammar)
+    check_grammar(grammar)
+    return grammar
+
+
+def check_grammar(grammar: str) -> None:
+    """Raises: BadGrammar with the reason where a grammar cannot be followed; MissingDependency without llguidance."""
+    failed, messages = _library().LLMatcher.validate_grammar_with_warnings(_with_marks(grammar, {}))
     if failed or messages:  # a warning is of a keyword that would have no effect
         raise BadGrammar("; ".join(messages)[:400])
-    return grammar
+
+
+def literal(text: str) -> str:
+    """Return the expression of a grammar for this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def marked(*texts: str) -> str:
+    """Return the expression of a grammar for a mark: the one token that is the first of these texts that a tokenizer has a token
+    for, and where it has none, the first text in any tokens."""
+    return f"{_OPEN}{_OR.join(texts)}{_CLOSE}"
+
+
+def _with_marks(grammar: str, tokens: Mapping[str, int]) -> str:
+    """Replace the marks of a grammar. Args: tokens, ids by their text."""
+
+    def written(found: re.Match[str]) -> str:
+        texts = found.group(1).split(_OR)
+        return next((f"<[{tokens[text]}]>" for text in texts if text in tokens), literal(texts[0]))
+
+    return _MARK.sub(written, grammar)
 
 
 class Grammars:
@@ -58,6 +87,7 @@ class Grammars:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, end_tokens: Collection[int]):
         from_tokenizer = _library("llguidance.hf").from_tokenizer
         self.vocabulary = vocabulary
+        self._tokens = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
         try:
             self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=sorted(end_tokens))
         except ValueError as error:
@@ -65,7 +95,8 @@ class Grammars:
 
     def begin(self, grammar: str) -> GrammarPlace:
         """Begin a response."""
-        return GrammarPlace(_library().LLMatcher(self._tokenizer, grammar, log_level=0), self.vocabulary)
+        written = _with_marks(grammar, self._tokens)
+        return GrammarPlace(_library().LLMatcher(self._tokenizer, written, log_level=0), self.vocabulary)
 
 
 class GrammarPlace:
@@ -82,6 +113,8 @@ class GrammarPlace:
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return the tokens that may come next, [vocabulary]; all of them where there is a problem."""
+        import numpy as np  # a plan imports this module, and needs no arrays
+
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self.problem:
             return np.ones(self._vocabulary, dtype=np.bool_)
@@ -96,5 +129,5 @@ class GrammarPlace:
 @functools.cache
 def _library(module: str = "llguidance") -> Any:
     if not is_installed():
-        raise MissingDependency(missing_library("llguidance", "response_format"))
+        raise MissingDependency(missing_library("llguidance", "response_format and tool_choice"))
     return importlib.import_module(module)

@@ -134,7 +134,7 @@ class Endpoint:
         try:
             body = await _body(http, self._largest_body)
             body = as_chat(body) if as_items else body
-            asked = read(body, self._plan.sampling, chat=chat, honours=self._plan.honours)
+            asked = await asyncio.to_thread(self._read, body, chat)
             check_model(body, self._plan.model)
             return await self._sampled(http, asked, as_items=as_items)
         except Refused as refused:
@@ -143,6 +143,11 @@ class Endpoint:
             return _error(str(error), 400)
         except Closed:
             return _error("the endpoint is closing", 503)
+
+    def _read(self, body: Any, chat: bool) -> EndpointRequest:
+        """Parse a request, in another thread than the event loop's: the grammar of a large schema takes a while."""
+        plan = self._plan
+        return read(body, plan.sampling, chat=chat, honours=plan.honours, form=plan.tool_call_form)
 
     @property
     def _largest_body(self) -> int:

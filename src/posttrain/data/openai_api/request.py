@@ -25,6 +25,7 @@ from posttrain.data.openai_api.own_sampling import (
     stops_of,
     value_problems,
 )
+from posttrain.data.tool_forms import DEFAULT
 from posttrain.records.trajectories import SamplingParams
 
 _MOST_TOP_CHAT, _MOST_TOP = 20, 5  # likeliest tokens at a place, as OpenAI bounds them
@@ -50,8 +51,11 @@ class EndpointRequest:
     stop: tuple[str, ...] = ()  # stop texts of its own, which are no part of the answer
 
 
-def read(body: Any, sampling: SamplingParams, *, chat: bool, honours: Honours) -> EndpointRequest:
-    """Parse a request. ``sampling`` is the endpoint's. Raises: Refused with all problems."""
+def read(body: Any, sampling: SamplingParams, *, chat: bool, honours: Honours, form: str = DEFAULT) -> EndpointRequest:
+    """Parse a request. Args: sampling, the endpoint's; form, in which the model writes tool calls.
+
+    Raises: Refused with all problems.
+    """
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     wrong = list(value_problems(body))
@@ -64,9 +68,9 @@ def read(body: Any, sampling: SamplingParams, *, chat: bool, honours: Honours) -
     answers = 1 if body.get("n") is None else body["n"]
     if not is_count(answers, honours.most_answers):
         problems.append(f"n is {json.dumps(answers)[:60]}; use 1 to {honours.most_answers}")
-    problems += tool_problems(body)
-    grammar, problem = grammar_of(body, honours)
-    problems += [problem] if problem else []
+    wrong_tools = list(tool_problems(body))
+    grammar, problem = ("", "") if wrong_tools else grammar_of(body, honours, form)
+    problems += [*wrong_tools, *([problem] if problem else [])]
     problems += _logprob_problems(body, chat=chat, honours=honours)
     messages: list[dict[str, Any]] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()

@@ -7,10 +7,13 @@ Facts about the families come from their published chat templates and model card
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.data.tool_calls import ToolCall
+from posttrain.data.tool_forms.grammar import CallSyntax, calls_grammar
+from posttrain.libraries.grammars import check_grammar
 from posttrain.registry import TOOL_FORMS
 
 AUTO = "auto"
@@ -45,6 +48,17 @@ def calls_of(form: str, reply: str, schemas: Schemas) -> list[ToolCall]:
     """Parse all calls of a reply, in order; a malformed one gets its problem. Raises: UnknownName."""
     calls: list[ToolCall] = TOOL_FORMS.get(form)(reply, schemas)
     return calls
+
+
+def calls_grammar_of(form: str, tools: Sequence[Mapping[str, Any]], *, several: bool) -> str:
+    """Return the grammar of replies that call one of the tools, or with ``several`` some of them (libraries.grammars).
+
+    Raises: BadGrammar with the reason where there is none; MissingDependency; UnknownName.
+    """
+    syntax: CallSyntax = sys.modules[TOOL_FORMS.get(form).__module__].SYNTAX
+    grammar = calls_grammar(syntax, schemas_of(tools), several=several)
+    check_grammar(grammar)
+    return grammar
 
 
 def marks_of(form: str) -> tuple[str, ...]:

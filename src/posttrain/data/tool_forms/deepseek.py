@@ -10,6 +10,7 @@ import re
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, json_of, texts
 from posttrain.data.tool_forms.invocations import invoked
 from posttrain.data.tool_forms.values import after_thoughts, call_with_json
 from posttrain.registry import TOOL_FORMS
@@ -48,3 +49,11 @@ def _call(text: str) -> ToolCall:
     if before.strip() == "function" and "```" not in after and not after.lstrip().startswith("{"):
         return ToolCall(name=after.strip()[:60], problem="the arguments stand in a block of ```json behind the name")
     return call_with_json(before.strip(), after)
+
+
+# As V3.1 writes them.
+SYNTAX = CallSyntax(
+    call=json_of("«<｜tool▁call▁begin｜>»{name}«<｜tool▁sep｜>»", "«<｜tool▁call▁end｜>»"),
+    before=texts("«<｜tool▁calls▁begin｜>»"),
+    after=texts("«<｜tool▁calls▁end｜>»"),
+)

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import (
+    CallSyntax,
+    Rules,
+    Schema,
+    bare_object,
+    bounds,
+    closed,
+    json_value,
+    texts,
+)
 from posttrain.libraries import json_text
+from posttrain.libraries.grammars import BadGrammar, literal, marked
 from posttrain.registry import TOOL_FORMS
 
 _CALL = re.compile(r"(?:<\|tool_call>|<start_function_call>)(.*?)(?:<tool_call\|>|<end_function_call>|\Z)", re.DOTALL)
@@ -71,3 +83,42 @@ def _with_texts(value: Any, texts: list[str]) -> Any:
     if isinstance(value, dict):
         return {_with_texts(key, texts): _with_texts(each, texts) for key, each in value.items()}
     return value
+
+
+# The marks of Gemma 4, or of FunctionGemma where the tokenizer has those.
+_QUOTE = marked('<|"|>', "<escape>")
+_ENDS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<escape>", "<start_function_call>", "<end_function_call>")
+
+
+def _value(rules: Rules, schema: Schema) -> str:
+    """Return an expression for a value. One without a type, or of several, is a text or a plain value."""
+    kind, allowed = schema.get("type"), schema.get("enum")
+    if isinstance(allowed, list) and allowed and all(isinstance(each, str) for each in allowed):
+        return f"{_QUOTE} ({' | '.join(literal(each) for each in allowed)}) {_QUOTE}"
+    if kind == "object" and schema.get("properties"):
+        bounds(schema, "", "", "properties", "required", "additionalProperties")
+        return rules.rule(bare_object(rules, closed(schema), _value))
+    if kind == "array":
+        item = _value(rules, schema["items"] if isinstance(schema.get("items"), Mapping) else {})
+        return f'"[" {_listed(item, **bounds(schema, "minItems", "maxItems", "items"))} "]"'
+    if kind in ("integer", "number", "boolean", "null"):
+        return json_value(schema)
+    if kind not in (None, "string"):
+        raise BadGrammar(f"a parameter of type {json.dumps(kind)[:60]} has no grammar in this model's form of calls")
+    return f"{_QUOTE} {rules.text(*_ENDS, **bounds(schema, 'minLength', 'maxLength'))} {_QUOTE}"
+
+
+def _listed(item: str, *, least: int, most: int | None) -> str:
+    """Return an expression for items with commas between them."""
+    if most == 0:
+        return '""'
+    more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+    return f"{item} {more}" if least else f"({item} {more})?"
+
+
+def _written(rules: Rules, name: str, schema: Schema) -> str:
+    begin, end = marked("<|tool_call>", "<start_function_call>"), marked("<tool_call|>", "<end_function_call>")
+    return f"{begin} {texts(f'call:{name}')} {bare_object(rules, schema, _value)} {end}"
+
+
+SYNTAX = CallSyntax(call=_written)

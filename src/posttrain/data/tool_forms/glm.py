@@ -6,6 +6,7 @@ import re
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, tagged, texts
 from posttrain.data.tool_forms.values import after_thoughts, typed, without_line_ends
 from posttrain.libraries import json_text
 from posttrain.registry import TOOL_FORMS
@@ -38,3 +39,13 @@ def _call(text: str, schemas: Schemas) -> ToolCall:
     pairs = [(key.strip(), without_line_ends(value)) for key, value in _ARGUMENT.findall(found + rest)]
     arguments = {key: typed(value, key, schema) for key, value in pairs}
     return ToolCall(name=json_text.whole_characters(name), arguments=json_text.whole_characters(arguments))
+
+
+SYNTAX = CallSyntax(
+    call=tagged(
+        ("«<tool_call>»{name}\n", "«</tool_call>»"),
+        ("«<arg_key>»{name}«</arg_key>»\n«<arg_value>»", "«</arg_value>»\n"),
+        ends=("</arg_value>", "</tool_call>", "</think>"),
+    ),
+    between=texts("\n"),
+)

@@ -10,6 +10,7 @@ import re
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, json_of
 from posttrain.data.tool_forms.values import call_with_json
 from posttrain.registry import TOOL_FORMS
 
@@ -35,3 +36,13 @@ def gpt_oss(reply: str, schemas: Schemas) -> list[ToolCall]:
         if recipient is not None:
             calls.append(call_with_json(recipient.group(1), message["body"]))
     return calls
+
+
+# The model ends its turn with a call.
+SYNTAX = CallSyntax(
+    call=json_of(
+        "«<|channel|>»commentary to=functions.{name} «<|constrain|>»json«<|message|>»",
+        "«<|call|>»",
+    ),
+    several=False,
+)

@@ -6,6 +6,7 @@ import re
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, json_of, texts
 from posttrain.libraries import json_text
 from posttrain.registry import TOOL_FORMS
 
@@ -35,3 +36,7 @@ def _call(text: str) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall(name=call["name"], problem="the arguments must be an object, with the parameters by name")
     return ToolCall(name=json_text.whole_characters(call["name"]), arguments=json_text.whole_characters(arguments))
+
+
+_BEGIN, _END = '«<tool_call>»\n{"name": "{name}", "arguments": ', "}\n«</tool_call>»"
+SYNTAX = CallSyntax(call=json_of(_BEGIN, _END), between=texts("\n"))

@@ -6,6 +6,7 @@ import re
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, Rules, Schema, json_value, texts
 from posttrain.data.tool_forms.values import after_thoughts, call_with_json
 from posttrain.registry import TOOL_FORMS
 
@@ -38,3 +39,14 @@ def _call(text: str) -> ToolCall:
     if not found or name is None:
         return ToolCall(problem="a tool call is written functions.NAME:0<|tool_call_argument_begin|>{...}")
     return call_with_json(name.group(1), arguments, call_id=call_id)
+
+
+def _written(rules: Rules, name: str, schema: Schema) -> str:
+    begin, number = texts(f"«<|tool_call_begin|>»functions.{name}:"), "/[0-9]{1,3}/"
+    end = texts("«<|tool_call_end|>»")
+    return f"{begin} {number} {texts('«<|tool_call_argument_begin|>»')} {json_value(schema)} {end}"
+
+
+SYNTAX = CallSyntax(
+    call=_written, before=texts("«<|tool_calls_section_begin|>»"), after=texts("«<|tool_calls_section_end|>»")
+)

@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, tagged, texts
 from posttrain.data.tool_forms.values import call_with_json
 from posttrain.libraries import json_text
 from posttrain.registry import TOOL_FORMS
@@ -69,3 +70,15 @@ def _call(head: str, body: str) -> ToolCall:
 
 def _attributes(head: str) -> dict[str, str]:
     return {key: html.unescape(value) for key, value in _ATTRIBUTE.findall(head)}
+
+
+SYNTAX = CallSyntax(
+    call=tagged(
+        ('«<|open|>»call tool="{name}" index="1"«<|sep|>»', "«<|close|>»call«<|sep|>»"),
+        ('«<|open|>»argument key="{name}" type="{type}"«<|sep|>»', "«<|close|>»argument«<|sep|>»"),
+        ends=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    # Inside of a response, or where the chat template has begun none.
+    before=f"({texts('«<|close|>»response«<|sep|>»')})? {texts('«<|open|>»tools«<|sep|>»')}",
+    after=texts("«<|close|>»tools«<|sep|>»"),
+)

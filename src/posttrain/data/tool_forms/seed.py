@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.grammar import CallSyntax, tagged, texts
 from posttrain.data.tool_forms.xml_functions import function_calls
 from posttrain.registry import TOOL_FORMS
 
@@ -17,3 +18,13 @@ from posttrain.registry import TOOL_FORMS
 def seed(reply: str, schemas: Schemas) -> list[ToolCall]:
     answer = reply.rpartition("</seed:think>")[2]
     return function_calls(answer, schemas, opening="<seed:tool_call>", closing="</seed:tool_call>")
+
+
+SYNTAX = CallSyntax(
+    call=tagged(
+        ("«<seed:tool_call>»\n<function={name}>\n", "</function>\n«</seed:tool_call>»"),
+        ("<parameter={name}>", "</parameter>\n"),
+        ends=("</parameter>", "<parameter=", "</function>", "</seed:tool_call>", "</think>", "</seed:think>"),
+    ),
+    between=texts("\n"),
+)

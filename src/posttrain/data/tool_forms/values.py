@@ -33,7 +33,7 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
 
     A text stays as it is, and so does a value that is not of its type: the check against the schema reports it.
     """
-    kinds = _kinds(schema, name)
+    kinds = kinds_of(schema, name)
     if kinds == ["string"]:
         return text
     stripped = text.strip()
@@ -56,8 +56,8 @@ def _as_python_writes_it(text: str, otherwise: str) -> Any:
         return otherwise
 
 
-def _kinds(schema: object, name: str) -> list[str]:
-    """The types of a parameter: text where the schema, which a client may have written, gives none."""
+def kinds_of(schema: object, name: str) -> list[str]:
+    """Return the types of a parameter: text where the schema, which a client may have written, gives none."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     parameter = properties.get(name) if isinstance(properties, Mapping) else None
     kind = parameter.get("type") if isinstance(parameter, Mapping) else None

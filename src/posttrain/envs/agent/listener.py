@@ -228,7 +228,7 @@ class Listener:
 
     def turn(self, body: Any, gone: Callable[[], bool], *, chat: bool) -> Choices:
         """Wait for the policy's turns, or until the client has ``gone``. Raises: Refused."""
-        choices = Choices(read(body, self._sampling, chat=chat, honours=self._honours), gone)
+        choices = Choices(read(body, self._sampling, chat=chat, honours=self._honours, form=self.form), gone)
         check_model(body, MODEL)
         if choices.asked.echo and not isinstance(choices.asked.prompts[0], str):
             raise Refused("echo is for prompts that are text: agents have no tokenizer")

@@ -81,7 +81,8 @@ def test_prompts_are_text_or_tokens(prompt: object, read_as: object) -> None:
         (HELLO | {"seed": 5}, "seed=5 is not supported"),
         (HELLO | {"presence_penalty": 0.1}, "presence_penalty=0.1 is not supported"),
         (HELLO | {"temprature": 0.5}, "temprature is not known"),
-        (HELLO | {"tools": {}, "tool_choice": "required"}, "tool_choice is .*; use auto"),
+        (HELLO | {"tools": {}, "tool_choice": "required"}, 'tool_choice is "required", and there are no tools'),
+        (HELLO | {"tool_choice": "always"}, "tool_choice is .*; use auto"),
         (HELLO | {"tools": ["x"]}, "tools must be a list of functions"),
     ],
 )

@@ -124,7 +124,7 @@ class _Handler(AgentHandler):
     def _completed(self, body: Any, *, chat: bool, as_items: bool = False) -> Any:
         """Have a turn sampled, and return the answer; ``as_items``, as the responses API has it."""
         server = self._open
-        asked = read(body, server.sampling, chat=chat, honours=server.honours)
+        asked = read(body, server.sampling, chat=chat, honours=server.honours, form=server.tokens.form)
         check_model(body, MODEL)
         prompt = self._echoed(asked)
         choices = Choices(asked, self._client_has_gone)

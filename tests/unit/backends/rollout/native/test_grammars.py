@@ -11,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.backends.rollout.native import NativeEngine
+from posttrain.data.openai_api.answer import answer
 from posttrain.data.openai_api.answer_format import grammar_of
 from posttrain.data.openai_api.own_sampling import Honours
+from posttrain.data.openai_api.request import read
 from posttrain.interfaces.rollout_engine import Request, check_requests
 from posttrain.libraries.grammars import BadGrammar, json_grammar
 from posttrain.models.loading import load_causal_lm
@@ -52,6 +54,22 @@ def test_an_untrained_model_writes_what_the_schema_allows(tiny_llama: Path) -> N
         found = json.loads(each.text)
         assert list(found) == ["yes", "size", "count"] and found["yes"] in (True, False)
         assert found["size"] in ("S", "XL", "é🙂") and 0 <= found["count"] <= 9
+
+
+def test_an_untrained_model_calls_the_tool_that_the_request_names(tiny_llama: Path) -> None:
+    properties = {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}
+    parameters = {"type": "object", "properties": properties, "required": ["city", "days"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("weather", "map")]
+    choice = {"type": "function", "function": {"name": "weather"}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": choice}
+    asked = read(body, SamplingParams(max_response_tokens=512), chat=True, honours=Honours(grammars=True))
+    found = sampled(tiny_llama, [Request("x", tuple(b"some text"), asked.max_tokens, grammar=asked.grammar)])["x"]
+    [choice_made] = answer("a", "m", 0, asked, 9, [found])["choices"]
+    assert choice_made["finish_reason"] == "tool_calls" and choice_made["message"]["content"] is None
+    [call] = choice_made["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert call["function"]["name"] == "weather" and arguments["city"] in ("Rome", "Oslo")
+    assert arguments["days"] in range(1, 10)
 
 
 def test_log_probs_are_those_of_the_tokens_that_are_left_and_others_are_sampled_beside(tiny_llama: Path) -> None:
