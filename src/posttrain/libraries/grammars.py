@@ -16,7 +16,6 @@ from posttrain.registry import missing_library
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
 
 # White space between the parts of a JSON text. Unbounded, a weak model can write nothing else up to its token limit.
 SPACE = r"[ \n]{0,24}"
@@ -80,11 +79,12 @@ def _with_marks(grammar: str, tokens: Mapping[str, int]) -> str:
 class Grammars:
     """Grammars over the tokens of a tokenizer. Making it takes about a second.
 
-    Args: vocabulary, the number of logits; end_tokens, those that end a response where the grammar is complete.
+    Args: tokenizer, of transformers (not its type: a plan imports this module); vocabulary, the number of logits; end_tokens,
+        those that end a response where the grammar is complete.
     Raises: BadGrammar for tokenizers that the library cannot read; MissingDependency without llguidance.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, end_tokens: Collection[int]):
+    def __init__(self, tokenizer: Any, vocabulary: int, end_tokens: Collection[int]):
         from_tokenizer = _library("llguidance.hf").from_tokenizer
         self.vocabulary = vocabulary
         self._tokens = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
