@@ -16,6 +16,7 @@ from posttrain.run.lifetime import contents, retention
 from posttrain.run.lock import only_trainer
 from posttrain.run.relay import Relay
 from posttrain.run.run_folder import RunFolder
+from posttrain.run.save_callback import save_callback
 from posttrain.run.trackers import Trackers
 
 
@@ -29,16 +30,18 @@ def open_run(
     """
     folder = RunFolder(config)
     rules = config.checkpoint
-    checkpoints = Checkpoints(
-        folder.checkpoints,
-        retention(rules),
-        folder.origin,
-        contents(rules),
-        start_over=start_over,
-        on_saved=folder.saved,
-    )
     folder.check_unused()  # before the locks, which touch the folders
-    with only_trainer(folder.path, folder.checkpoints, named_by=["run.folder", folder.checkpoints_setting]) as notes:
+    named_by = ["run.folder", folder.checkpoints_setting]
+    with only_trainer(folder.path, folder.checkpoints, named_by=named_by) as notes, save_callback(rules) as after_save:
+        checkpoints = Checkpoints(
+            folder.checkpoints,
+            retention(rules),
+            folder.origin,
+            contents(rules),
+            start_over=start_over,
+            on_saved=folder.saved,
+            after_save=after_save,
+        )
         # First of all: a run killed before its first checkpoint was in its place has one all the same
         checkpoints.tidy(notes.append)
         found = folder.check(

@@ -8,6 +8,7 @@ from posttrain.cli.plan_text import files_text, model_text, optimizer_text
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem
+from posttrain.plan.checks.own_classes import check_callback
 from posttrain.plan.files import check_chat_template, check_model_files, check_run_folders
 from posttrain.plan.sft import plan_sft
 from posttrain.plan.teacher_files import check_teachers
@@ -48,7 +49,12 @@ def _look_at_files(config: SftConfig) -> Counted:
 
 def other_file_problems(config: SftConfig) -> list[Problem]:
     """Check the files besides the data, which may not be here yet."""
-    problems = [*check_model_files(config.model), *check_teachers(config), *check_run_folders(config)]
+    problems = [
+        *check_model_files(config.model),
+        *check_teachers(config),
+        *check_run_folders(config),
+        *check_callback(config),
+    ]
     return problems + (check_chat_template(config.model) if config.data.dataset_class_file is None else [])
 
 

@@ -8,6 +8,7 @@ from posttrain.config.roles import reference_is_policy
 from posttrain.config.tune import TuneConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import Problem
+from posttrain.plan.checks.own_classes import check_callback
 from posttrain.plan.checks.tune import image_problems
 from posttrain.plan.files import check_chat_template, check_model_files, check_reads_images, check_run_folders
 from posttrain.plan.model_files import check_model
@@ -51,7 +52,12 @@ def other_file_problems(config: TuneConfig) -> list[Problem]:
     """Check the files besides the data, which may not be here yet."""
     from posttrain.data.sft_rows import own_class_file_problems
 
-    problems = [*check_model_files(config.model), *check_run_folders(config), *own_class_file_problems(config.data)]
+    problems = [
+        *check_model_files(config.model),
+        *check_run_folders(config),
+        *check_callback(config),
+        *own_class_file_problems(config.data),
+    ]
     problems += [] if config.data.dataset_class_file is not None else check_chat_template(config.model)
     problems += head_shape_problems(config.model.path, "model.path") if config.method.scored else []
     if config.runs_reference and config.reference.path is not None:

@@ -20,7 +20,7 @@ from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import image_problems
-from posttrain.plan.checks.own_classes import check_own_classes, check_own_files
+from posttrain.plan.checks.own_classes import check_callback, check_own_classes, check_own_files
 from posttrain.plan.files import check_chat_template, check_reads_images, check_run_files, check_sees_alike
 from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
@@ -275,6 +275,7 @@ def other_file_problems(config: RunConfig) -> list[Problem]:
     return [
         *check_rewards(config.reward),
         *check_run_files(config),
+        *check_callback(config),
         *check_teachers(config),
         *(check_chat_template(config.model) if templated else ()),
         *check_environments(config),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -51,3 +51,12 @@ class CheckpointConfig(Section):
     """Keep only the newest so many checkpoints there; null means as many as keep_last. keep_best and keep_every hold, too."""
     upload_wait_s: float = Field(default=600.0, ge=0.0)
     """Seconds that a run waits at its end for uploads; after a signal it waits no longer than run.grace_s."""
+    callback: str | None = None
+    """Class of your own, package.module:Class or path/to/file.py:Class, whose on_save is called after every checkpoint, in a
+    process of its own (docs/own-classes.md); null calls none."""
+    callback_options: dict[str, Any] = {}
+    """Settings that it is constructed with, as its config."""
+    callback_timeout_s: float = Field(default=600.0, gt=0.0, le=1e7)
+    """Time that one call of on_save may take."""
+    callback_environment_variables: list[str] = []
+    """Names of further environment variables that its process may see, such as AWS_SECRET_ACCESS_KEY."""

@@ -72,10 +72,12 @@ class Checkpoints:
         *,
         start_over: bool = False,
         on_saved: Callable[[str], None] | None = None,
+        after_save: Callable[[int, Path], None] | None = None,
     ):
         self.folder = folder
         self._start_over = start_over
         self._on_saved = on_saved
+        self._after_save = after_save  # called with the step and its folder, when the folder is complete
         self.contents = contents or Contents()
         self.retention = retention or Retention()
         self.origin = origin
@@ -173,6 +175,8 @@ class Checkpoints:
             what = f"the checkpoint of step {step} is whole, but older ones and {self.folder / POINTER} could not be changed"
             raise RunStopped(f"{what}: {_reason(error)}") from error
         self._upload(name)
+        if self._after_save:
+            self._after_save(step, final)
         return name
 
     @contextmanager

@@ -301,7 +301,9 @@ def test_arguments_of_the_manager_batch_reach_its_function() -> None:
     [term] = loaded.config.reward.terms
     assert not loaded.unsupported and term.batched and term.options == {"scale": 2}
     naive = read_config(None, [*SIZES, "+reward_model.reward_kwargs.scale=2"], "verl", here=True)
-    assert [one.field for one in naive.unsupported] == ["reward_model.reward_kwargs.scale"]
+    [problem] = naive.problems
+    assert problem.what == "verl's reward manager naive takes no argument scale"
+    assert problem.fix.startswith("+custom_reward_function.reward_kwargs.scale")
 
 
 def test_adapters_in_megatrons_words(tmp_path: Path) -> None:

@@ -698,7 +698,6 @@ def test_what_follows_the_actor_without_a_reference_is_not_told(tmp_path: Path) 
 
 
 PLANNED = [
-    "+data.datagen.path=my.py",
     "trainer.logger=[console,clearml]",
 ]
 

@@ -1,8 +1,8 @@
 """The modules of verl that classes written for it import: stand-ins of ours, where verl itself cannot be imported.
 
-A dataset, a sampler or a reward manager of a user's begins with ``from verl... import ...``. In the child process that loads it,
-``provide`` makes these names importable. An installed verl comes first; where importing it fails (a checkout in the current
-folder without its dependencies), its own files still serve the modules that are not in this table.
+A dataset, a sampler, a reward manager or a callback of a user's begins with ``from verl... import ...``. In the child process
+that loads it, ``provide`` makes these names importable. An installed verl comes first; where importing it fails (a checkout in
+the current folder without its dependencies), its own files still serve the modules that are not in this table.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.utils.model": {"compute_position_id_with_mask": f"{_OURS}.tensors:compute_position_id_with_mask"},
     "verl.utils.fs": {"copy_to_local": f"{_OURS}.tensors:copy_to_local"},
     "verl.utils.reward_score": _SCORES,
+    "verl.trainer": {},
+    "verl.trainer.ppo": {},
+    "verl.trainer.ppo.checkpoint_callback": {"CheckpointCallback": f"{_OURS}.callbacks:CheckpointCallback"},
     "verl.experimental": {},
     "verl.experimental.dataset": {},
     "verl.experimental.dataset.sampler": _SAMPLERS,

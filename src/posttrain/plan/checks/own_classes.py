@@ -1,13 +1,14 @@
-"""Checks of the files with the user's own dataset and sampler classes, from their source: nothing is run."""
+"""Checks of the user's own dataset, sampler and callback classes, from their source: nothing is run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.data import DataConfig
 from posttrain.errors import ConfigError, Problem
-from posttrain.plan.own_code import find, needed_arguments
+from posttrain.plan.own_code import find, method_problems, needed_arguments
 from posttrain.user_files import PACKAGE, source_file
 
 # The keyword arguments that a class is offered; it gets those that it takes.
@@ -20,6 +21,24 @@ OFFERED = {
 def check_own_classes(config: RunConfig) -> list[Problem]:
     """Check the file, the name and the constructor of each class."""
     return [problem for kind in OFFERED for problem in _class_problems(config.data, kind)]
+
+
+def check_callback(config: TrainingConfig) -> list[Problem]:
+    """Check the file, the name, the constructor and the method of checkpoint.callback."""
+    where, field = config.checkpoint.callback, "checkpoint.callback"
+    if where is None:
+        return []
+    try:
+        own = find(where, holds="your callback")
+    except ConfigError as error:
+        return [replace(problem, field=field) for problem in error.problems]
+    if own.definition is not None and not own.is_class:
+        return [Problem(f"{where} is a function, and a callback is a class with on_save", field=field)]
+    problems = list(method_problems(own, ("on_save",), field=field))
+    if lacking := [each for each in needed_arguments(own) if each != "config"]:
+        what = f"{where} needs {', '.join(lacking)}, and is constructed with config"
+        problems.append(Problem(what, fix="give it a default", field=field))
+    return problems
 
 
 def check_own_files(data: DataConfig) -> list[Problem]:

@@ -179,11 +179,23 @@ def _check_shuffle(keys: Reader, section: str) -> None:
 def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
     key = f"{ROLLOUT}.tensor_model_parallel_size"
     engine, size = keys[f"{ROLLOUT}.name"], keys[key]
+    copies, sharing = f"{ROLLOUT}.data_parallel_size", f"{ROLLOUT}.expert_parallel_size"
     if engine in ("native", "hf"):
-        keys.ignore(key, f"{engine} does not split the model; vllm and sglang do")
+        for name in (key, copies, sharing):
+            keys.ignore(name, f"{engine} does not split the model; vllm and sglang do")
         return {}
+    experts = get(keys, sharing, 1)
+    fields: dict[str, Any] = {}
+    if experts > 1:
+        size *= get(keys, copies, 1)
+        fields["rollout.engine_options.inference_engine_expert_parallel_size"] = experts
+        if experts != size:
+            what = f"{sharing}={experts}, and tensor_model_parallel_size x data_parallel_size = {size} devices share a sampler"
+            keys.problem(what, key=sharing, fix=f"use {sharing}={size}, or 1")
+    else:
+        keys.ignore(copies, "without expert_parallel_size above 1 the copies of a sampler work by themselves")
     if size >= 1 and devices % size:
         fits = next(count for count in range(min(size, devices), 0, -1) if devices % count == 0)
         what = f"{devices} {'device does' if devices == 1 else 'devices do'} not split into samplers of {size} devices each"
         keys.problem(what, key=key, fix=f"use {key}={fits}, or a number of devices that {size} divides")
-    return {"rollout.tensor_parallel": size}
+    return {"rollout.tensor_parallel": size, **fields}

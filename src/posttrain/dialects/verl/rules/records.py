@@ -11,6 +11,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
 from posttrain.dialects.verl.strategies import MEGATRON
+from posttrain.dialects.words import OUR_SECTION
 
 _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
 _PRECISIONS = {
@@ -200,6 +201,9 @@ def trainer(keys: Reader) -> dict[str, Any]:
         kept = 1
     if kept is not None:
         fields["checkpoint.keep_last"] = kept
+    if (callback := get(keys, "trainer.checkpoint_callback_class")) is not None:
+        options = {name: value for name, value in keys.values.items() if name != OUR_SECTION}
+        fields |= {"checkpoint.callback": callback, "checkpoint.callback_options": options}
     return fields | trackers(keys) | resume(keys)
 
 

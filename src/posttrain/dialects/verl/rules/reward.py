@@ -15,6 +15,7 @@ from posttrain.errors import nearest
 _SHARDS = "reward_model.model.fsdp_config"
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
+_ARGUMENTS = f"{_MODEL}.reward_kwargs"  # of the reward manager
 _SERVED = "reward.reward_model"  # its later name, where it is served
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
 WHOLE_SEQUENCE = ("0.1", "0.2")
@@ -69,7 +70,9 @@ def _term(keys: Reader) -> dict[str, Any]:
     if own := _own_manager(keys, path, name, options):
         return own
     if _manager(keys) == "batch" and path is not None:
-        options = _arguments_of_a_batch(keys) | options
+        options = _further_arguments(keys) | options
+    else:
+        _check_arguments(keys)
     if _manager(keys) == "batch":
         term["batched"] = path is not None
         if path is None:
@@ -79,17 +82,21 @@ def _term(keys: Reader) -> dict[str, Any]:
     return term | ({"options": options} if options else {})
 
 
-def _arguments_of_a_batch(keys: Reader) -> dict[str, Any]:
-    """Arguments of the manager batch, which hands them to the function."""
-    section = f"{_MODEL}.reward_kwargs"
-    given = {
+def _check_arguments(keys: Reader) -> None:
+    """Report what verl's own managers do not take; their section of overlong responses has rows of its own."""
+    for name in _further_arguments(keys).keys() - {"overlong_buffer_cfg"}:
+        key = f"{_ARGUMENTS}.{name}"
+        what = f"verl's reward manager {_manager(keys)} takes no argument {name}"
+        keys.problem(what, key=key, fix=f"+{_FUNCTION}.reward_kwargs.{name} gives it to a function of yours")
+
+
+def _further_arguments(keys: Reader) -> dict[str, Any]:
+    """Arguments of a manager that have no row of their own."""
+    return {
         name: value
-        for name, value in keys.section(section).items()
-        if (row := keys.ledger.find(f"{section}.{name}")) is not None and row.name == f"{section}.**"
+        for name, value in keys.section(_ARGUMENTS).items()
+        if (row := keys.ledger.find(f"{_ARGUMENTS}.{name}")) is not None and row.name == f"{_ARGUMENTS}.**"
     }
-    if given:
-        keys.take_over(section)
-    return given
 
 
 def _manager(keys: Reader) -> str:
@@ -137,7 +144,7 @@ def _workers(keys: Reader) -> dict[str, Any]:
     """Return the number of scoring processes, and their time limit."""
     names = (f"{_MODEL}.reward_kwargs.num_processes", "reward.num_workers", f"{_MODEL}.num_workers")
     count = next((found for name in names if (found := get(keys, name)) is not None), None)
-    limit = get(keys, f"{_MODEL}.reward_kwargs.timeout")
+    limit = get(keys, f"{_ARGUMENTS}.timeout", get(keys, f"{_ARGUMENTS}.compute_score_timeout"))
     if limit is None and _manager(keys) not in MANAGERS:
         limit = MANAGER_TIMEOUT_S
     fields = {"reward.workers": count, "reward.timeout_s": limit}
