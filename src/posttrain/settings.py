@@ -20,6 +20,9 @@ from pydantic_core import PydanticKnownError
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+# Factors of a loss: within these bounds its numbers stay far inside of float32.
+Strength = Annotated[float, Field(ge=1e-6, le=1e4)]
+Weight = Annotated[float, Field(ge=0, le=1e4)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -34,6 +37,8 @@ _NAMES: dict[str, Any] = {
     "str": str,
     "Positive": Positive,
     "NonNegative": NonNegative,
+    "Strength": Strength,
+    "Weight": Weight,
     "Share": Share,
     "BelowHalf": BelowHalf,
     "PositiveInt": PositiveInt,

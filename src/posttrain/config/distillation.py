@@ -10,6 +10,8 @@ from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
 from posttrain.registry import DIVERGENCES, Registry
 
+COLDEST, HOTTEST = 1e-3, 100.0  # temperatures: below, logits leave float32; above, every distribution is uniform
+LEAST, MOST = 1e-6, 1e4  # weights
 ROLE = "teacher "  # beginning of the role's name in a placement; the teacher's own name follows
 
 
@@ -25,7 +27,7 @@ class TeacherConfig(Section):
     """Environment variable with the server's key; null sends none."""
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that a server has for one request."""
-    coef: float = Field(default=1.0, ge=0.0)
+    coef: float = Field(default=1.0, ge=0.0, le=MOST)
     """Weight of this teacher beside the others."""
     data_sources: list[str] = []
     """Rows with one of these data sources have this teacher; empty means all rows."""
@@ -61,15 +63,15 @@ class DistillationConfig(Section):
     top_k_rest: Literal["bucket", "renormalize", "drop"] = "bucket"
     """The tokens outside the top k: bucket takes them as one more token, renormalize leaves them out and makes the others sum to
     1 (ROLL), drop leaves them out and nothing else (verl), with a divergence of at least 0."""
-    temperature: float | None = Field(default=None, gt=0.0)
+    temperature: float | None = Field(default=None, ge=COLDEST, le=HOTTEST)
     """Divides the logits of student and teacher in the divergence; null means rollout.temperature, and 1 for texts."""
-    teacher_temperature: float = Field(default=1.0, gt=0.0)
+    teacher_temperature: float = Field(default=1.0, ge=COLDEST, le=HOTTEST)
     """Divides the teacher's logits besides."""
     min_logprob: float | None = Field(default=None, lt=0.0)
     """Log-probs over the vocabulary below this count as this, in nats; null leaves them."""
     clip: float | None = Field(default=None, gt=0.0)
     """Cut the divergence at a token to plus or minus this, in nats; null does not cut."""
-    coef: float = Field(default=1.0, gt=0.0)
+    coef: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Weight of the divergence."""
 
     @property
@@ -107,7 +109,7 @@ class TextDistillationConfig(DistillationConfig):
 
     divergence: DivergenceConfig = Field(default_factory=lambda: DivergenceConfig(name="forward_kl"))
     """Distance of the student from a teacher at a token."""
-    text_coef: float = Field(default=0.0, ge=0.0)
+    text_coef: float = Field(default=0.0, ge=0.0, le=MOST)
     """Weight of the usual loss, -log pi of the text's own tokens, beside the divergence."""
     on_prompts: bool = False
     """Learn the tokens of prompts, too: every token of a text but the first."""

@@ -75,6 +75,12 @@ def at_hand(config: C) -> tuple[C, list[str]]:
     reward = getattr(config, "reward", None)
     if isinstance(reward, RewardConfig):
         sections["reward"] = _scoring(reward, changes)
+    if (distillation := getattr(config, "distillation", None)) is not None and distillation.teachers:
+        teachers = {
+            name: _moved(teacher, {"devices": None, "engine_options": {}}, f"distillation.teachers.{name}", changes)
+            for name, teacher in distillation.teachers.items()
+        }
+        sections["distillation"] = distillation.model_copy(update={"teachers": teachers})
     held_model = getattr(config, "model", None)
     if held_model is not None and getattr(held_model, "liger", False) and not is_installed("liger_kernel"):
         changes.append("model.liger: False instead of True: liger-kernel is not installed; the numbers are the same")
@@ -93,17 +99,18 @@ def at_hand(config: C) -> tuple[C, list[str]]:
 
 def _scoring(reward: RewardConfig, changes: list[str]) -> RewardConfig:
     """Return the reward with its model and judges on one device; each change is added to ``changes``."""
-
-    def moved(model: S, wanted: dict[str, Any], at: str) -> S:
-        different = {key: value for key, value in wanted.items() if getattr(model, key) != value}
-        for key, value in different.items():
-            changes.append(f"{at}.{key}: {_shown(value)} instead of {_shown(getattr(model, key))}")
-        return model.model_copy(update=different)
-
-    model = reward.model and moved(reward.model, REWARD_MODEL, "reward.model")
-    judge = reward.judge and moved(reward.judge, JUDGE, judge_field(JUDGE_NAME))
-    more = {name: moved(each, JUDGE, judge_field(name)) for name, each in reward.more_judges.items()}
+    model = reward.model and _moved(reward.model, REWARD_MODEL, "reward.model", changes)
+    judge = reward.judge and _moved(reward.judge, JUDGE, judge_field(JUDGE_NAME), changes)
+    more = {name: _moved(each, JUDGE, judge_field(name), changes) for name, each in reward.more_judges.items()}
     return reward.model_copy(update={"model": model, "judge": judge, "more_judges": more})
+
+
+def _moved(model: S, wanted: dict[str, Any], at: str, changes: list[str]) -> S:
+    """Return a section with the wanted values; each change is added to ``changes``."""
+    different = {key: value for key, value in wanted.items() if getattr(model, key) != value}
+    for key, value in different.items():
+        changes.append(f"{at}.{key}: {_shown(value)} instead of {_shown(getattr(model, key))}")
+    return model.model_copy(update=different)
 
 
 def _pooled_budget(config: Section, role: str, section: Section) -> dict[str, Any]:

@@ -49,3 +49,70 @@ def test_teachers_that_are_no_section_are_one_problem() -> None:
     assert [each.where for each in loaded.problems if each.field.startswith("distillation")] == [
         "override +distillation.teacher_models=3"
     ]
+
+
+SAMPLED = (
+    "data.train_files=a.parquet",
+    "actor_rollout_ref.model.path=m",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.rollout.n=2",
+    "trainer.n_gpus_per_node=2",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "+distillation.enabled=true",
+)
+ONE = "+distillation.teacher_models={teacher_model: {model_path: x}}"
+TWO = (
+    "+distillation.teacher_models={a: {model_path: x, key: m, num_replicas: 1}, "
+    "b: {model_path: y, key: c, num_replicas: 1, inference: {tensor_model_parallel_size: 2}}}"
+)
+
+
+def sampled(*overrides: str, here: bool = False) -> LoadedConfig[Any]:
+    return read_dialect(verl.DIALECT, None, (*SAMPLED, *overrides), here=here)
+
+
+def pool(nodes: int, per_node: int) -> tuple[str, str]:
+    return f"+distillation.nnodes={nodes}", f"+distillation.n_gpus_per_node={per_node}"
+
+
+def devices_of(loaded: LoadedConfig[Any]) -> dict[str, list[int] | None]:
+    assert not loaded.problems
+    return {name: each.devices for name, each in loaded.config.distillation.teachers.items()}
+
+
+def test_verls_teachers_have_the_devices_of_their_pool() -> None:
+    loaded = sampled(ONE, *pool(2, 2))  # 0 and 1 are the policy's
+    assert devices_of(loaded) == {"teacher_model": [2, 3, 4, 5]}
+    assert (loaded.config.policy.devices, loaded.config.placement.devices) == ([0, 1], 6)
+    assert devices_of(sampled(TWO, *pool(1, 3))) == {"a": [2], "b": [3, 4]}  # 1 replica of 1 device, 1 of 2
+    apart = ("actor_rollout_ref.rollout.nnodes=1", "+actor_rollout_ref.rollout.n_gpus_per_node=2")
+    assert devices_of(sampled(ONE, *apart)) == {"teacher_model": [0, 1]}  # beside the policy, not the sampler
+    assert devices_of(sampled(ONE)) == {"teacher_model": None}
+
+
+def test_a_pool_that_teachers_do_not_fill_is_refused() -> None:
+    (problem,) = sampled(TWO, *pool(1, 4)).problems
+    assert problem.what.startswith("the teachers have 4 devices") and problem.what.endswith("are a 1, b 2")
+    assert problem.where == "override +distillation.n_gpus_per_node=4"
+
+
+def test_here_takes_the_devices_of_teachers() -> None:
+    loaded = sampled(ONE, *pool(1, 2), here=True)
+    assert devices_of(loaded) == {"teacher_model": None}
+    assert any("distillation.teachers.teacher_model.devices: all" in text for text in loaded.changes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("modl_path", "x", "a teacher has no key modl_path"),
+        ("num_replicas", "-1", "must be int from 0 up to 10000 | null, not -1"),
+        ("num_replicas", ".nan", "must be int from 0"),
+        ("key", "[1]", "must be text | null, not [1]"),
+        ("inference", "3", "must be section | null, not 3"),
+    ],
+)
+def test_a_wrong_setting_of_a_teacher_is_named(key: str, value: str, said: str) -> None:
+    (problem,) = sampled(ONE, f"++distillation.teacher_models.teacher_model.{key}={value}").problems
+    assert said in problem.what and f"teacher_model.{key}" in problem.where

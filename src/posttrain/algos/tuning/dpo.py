@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import BelowHalf, NonNegative, Positive
+from posttrain.settings import BelowHalf, Strength, Weight
 
 
 @TUNE_METHODS.register("dpo")
@@ -23,10 +23,10 @@ def dpo(
     rejected_tokens: Tensor,
     *,
     loss: Literal["sigmoid", "hinge", "ipo", "robust"] = "sigmoid",
-    beta: Positive = 0.1,
+    beta: Strength = 0.1,
     label_smoothing: BelowHalf = 0.0,
     per_token: bool = False,
-    nll_coef: NonNegative = 0.0,
+    nll_coef: Weight = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A loss of h = log [pi(chosen) / ref(chosen)] - log [pi(rejected) / ref(rejected)], one number per pair.
 

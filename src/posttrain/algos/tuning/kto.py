@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import NonNegative, Positive
+from posttrain.settings import Strength, Weight
 
 
 @TUNE_METHODS.register("kto")
@@ -19,9 +19,9 @@ def kto(
     desirable: Tensor,
     kl: Tensor,
     *,
-    beta: Positive = 0.1,
-    desirable_weight: NonNegative = 1.0,
-    undesirable_weight: NonNegative = 1.0,
+    beta: Strength = 0.1,
+    desirable_weight: Weight = 1.0,
+    undesirable_weight: Weight = 1.0,
     reference_point: Literal["kl", "zero"] = "kl",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """w_d (1 - sigma(r - z)) of a desirable completion, w_u (1 - sigma(z - r)) of an undesirable one.

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import NonNegative
+from posttrain.settings import Weight
 
 
 @TUNE_METHODS.register("orpo")
@@ -18,7 +18,7 @@ def orpo(
     chosen_tokens: Tensor,
     rejected_tokens: Tensor,
     *,
-    beta: NonNegative = 0.1,
+    beta: Weight = 0.1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-m(chosen) - beta log sigma(log odds(chosen) - log odds(rejected)), one number per pair.
 

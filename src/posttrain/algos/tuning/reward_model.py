@@ -7,7 +7,7 @@ from torch.nn.functional import logsigmoid
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import NonNegative
+from posttrain.settings import Weight
 
 
 @TUNE_METHODS.register("reward_model")
@@ -16,7 +16,7 @@ def reward_model(
     rejected_scores: Tensor,
     margins: Tensor,
     *,
-    center_coef: NonNegative = 0.0,
+    center_coef: Weight = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-log sigma(chosen - rejected - margin), plus center_coef (chosen + rejected)^2; one number per pair.
 

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.registry import TUNE_METHODS
-from posttrain.settings import BelowHalf, NonNegative, Positive
+from posttrain.settings import BelowHalf, Strength, Weight
 
 
 @TUNE_METHODS.register("simpo")
@@ -21,10 +21,10 @@ def simpo(
     rejected_tokens: Tensor,
     *,
     loss: Literal["sigmoid", "hinge"] = "sigmoid",
-    beta: Positive = 2.0,
-    gamma: NonNegative = 1.0,
+    beta: Strength = 2.0,
+    gamma: Weight = 1.0,
     label_smoothing: BelowHalf = 0.0,
-    nll_coef: NonNegative = 0.0,
+    nll_coef: Weight = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-log sigma(d), with d = beta m(chosen) - beta m(rejected) - gamma; one number per pair.
 

@@ -43,7 +43,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= algorithm.resampling(keys)
     fields |= algorithm.terms(keys, scorer)
     fields |= algorithm.group_filter(keys, scorer)
-    fields |= distillation(keys, loss)
+    fields |= distillation(keys, loss, places.teacher_devices, fields.get("policy.devices"))
     fields |= algorithm.rollout_correction(keys)
     fields |= asynchronous(keys)
     fields |= _sizes(keys, places, has_critic=has_critic, has_reference=has_reference)

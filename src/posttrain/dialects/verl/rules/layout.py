@@ -12,6 +12,8 @@ from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROL
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 
+TEACHERS = "distillation"  # the section with the pool of all teachers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -23,6 +25,7 @@ class Layout:
     critic_copies: int
     sequence_parallel: int  # of the actor
     critic_sequence_parallel: int
+    teacher_devices: tuple[int, ...] = ()  # of the teachers alone; none where they work beside the policy
 
 
 def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
@@ -38,20 +41,21 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
     if has_critic:
         critic_split = _role(keys, fields, "critic", "critic", "critic.model", devices)
     apart = _pools(keys, fields, devices, has_critic=has_critic)
-    fields |= _sampler(keys, apart.get("rollout", devices))
+    fields |= _sampler(keys, len(apart.get("rollout", range(devices))))
     return Layout(
         devices=devices,
-        reward_model_devices=apart.get("reward.model", devices),
+        reward_model_devices=len(apart.get("reward.model", range(devices))),
         actor_copies=max(1, devices // actor_split[0]),
         critic_copies=max(1, devices // critic_split[0]),
         sequence_parallel=actor_split[1],
         critic_sequence_parallel=critic_split[1],
+        teacher_devices=tuple(apart.get(TEACHERS, ())),
     ), fields
 
 
-def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bool) -> dict[str, int]:
+def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bool) -> dict[str, range]:
     """Devices beside the trainer's, which come first; those of a pool are numbered on. Sets everybody's places when there are
-    any. Returns the sizes of the pools by our role."""
+    any, but for those of teachers. Returns the devices of the pools by our role."""
     found: dict[str, int] = {}
     model = "reward_model"
     if get(keys, f"{model}.enable_resource_pool") and keys[f"{model}.enable"]:
@@ -65,20 +69,25 @@ def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bo
         get(keys, f"{ROLLOUT}.{name}") for name in ("nnodes", "n_gpus_per_node")
     ):
         found["rollout"] = _pool(keys, ROLLOUT)
+    if get(keys, f"{TEACHERS}.enabled") and get(keys, f"{TEACHERS}.nnodes"):
+        found[TEACHERS] = _pool(keys, TEACHERS)
     if not found:
-        return found
+        return {}
     for role in ("policy", "reference", *(["critic"] if has_critic else []), "rollout"):
         fields[f"{role}.devices"] = list(range(devices))
     used = devices
+    placed: dict[str, range] = {}
     for role, size in found.items():
-        fields[f"{role}.devices"] = list(range(used, used + size))
+        placed[role] = range(used, used + size)
+        if role != TEACHERS:
+            fields[f"{role}.devices"] = list(placed[role])
         used += size
     if keys[f"{model}.enable"] and "reward.model" not in found:
         fields["reward.model.devices"] = list(range(devices))
     nodes = max(1, keys["trainer.nnodes"])
     fields["placement.devices"] = used
     fields["placement.nodes"] = next(count for count in range(nodes, used + 1) if used % count == 0)
-    return found
+    return placed
 
 
 def _pool(keys: Reader, section: str) -> int:
