@@ -97,7 +97,7 @@ def _plan(config: ServeConfig, name: str, key: str, tokenizer: PreTrainedTokeniz
         sampling=sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed),
         max_prompt_tokens=config.data.max_prompt_tokens,
         honours=Honours(
-            distributions=facts.samplings_of_requests,
+            distributions=DISTRIBUTION if facts.samplings_of_requests else frozenset(),
             stops=facts.samplings_of_requests,
             seeds=facts.seeds_of_requests,
             tops=facts.reports_top_logprobs,

@@ -9,8 +9,26 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from posttrain.records.allowed_tokens import from_text
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.images import PlacedImages, PromptImages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnDistributions:
+    """The distributions of k scored tokens that were not drawn from the run's."""
+
+    places: Tensor  # [k] int64, among the M scores, ascending
+    temperatures: Tensor  # [k] float32
+    which: Tensor  # [k] int64, row of ``allowed``; -1: no token is excluded
+    allowed: Tensor  # [sets, vocabulary or up to 7 more] bool
+
+    def at(self, places: Tensor) -> OwnDistributions:
+        """Return those at some of the M scores, whose places are then counted among ``places``."""
+        number, chosen = (places[:, None] == self.places).nonzero(as_tuple=True)
+        return OwnDistributions(
+            places=number, temperatures=self.temperatures[chosen], which=self.which[chosen], allowed=self.allowed
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +48,7 @@ class PackedSequences:
     rows: Tensor  # [N] int64, the row that a token is a response of; -1: a prompt's token, or padding
     experts: Tensor | None = None  # [N, layers, chosen] int16, of the batch; None: it has none
     images: tuple[PlacedImages, ...] = ()  # of the rows that have any; position_ids still count text only
+    own: OwnDistributions | None = None  # of some of the scored tokens; None: all have the run's
 
     def unpack(self, values: Tensor) -> Tensor:
         """Scatter [M] values to [B, T], 0 elsewhere, carrying gradient."""
@@ -117,6 +136,34 @@ def pack(
         rows=torch.cat(row_of).to(device),
         experts=torch.cat(experts).to(device) if experts else None,
         images=tuple(images),
+        own=own_distributions(batch, device) if batch.own_draws else None,
+    )
+
+
+def own_distributions(batch: SequenceBatch, device: torch.device | str) -> OwnDistributions | None:
+    """Return the distributions of the scored tokens that have one of their own; None where none has."""
+    mask = batch.response_mask
+    numbers = torch.full(mask.shape, -1)
+    numbers[mask] = torch.arange(int(mask.sum()))
+    sets: dict[str, int] = {}
+    places: list[int] = []
+    temperatures: list[float] = []
+    which: list[int] = []
+    for row, draws in enumerate(batch.own_draws):
+        for each in draws:
+            columns = [at for at in range(each.first_token, each.end) if numbers[row, at] >= 0]
+            places += numbers[row, columns].tolist()
+            temperatures += [each.temperature] * len(columns)
+            known = [sets.setdefault(text, len(sets)) for text in each.allowed]
+            which += [known[each.which[at - each.first_token]] if known else -1 for at in columns]
+    if not places:
+        return None
+    found = [torch.from_numpy(from_text(text)) for text in sets]
+    return OwnDistributions(
+        places=torch.tensor(places, device=device),
+        temperatures=torch.tensor(temperatures, device=device),
+        which=torch.tensor(which, device=device),
+        allowed=(torch.stack(found) if found else torch.ones(1, 1, dtype=torch.bool)).to(device),
     )
 
 

@@ -36,7 +36,7 @@ class EnvSpec:
     saves: bool = False  # its state comes with every answer, where it is a SavedEnv
     # For an AskingEnv: the distribution that its turns are drawn from, and which of a turn's options the sampler honours.
     sampling: SamplingParams | None = None
-    honours: Sequence[str] = ()  # of stop, seed
+    honours: Sequence[str] = ()  # of stop, seed, temperature, grammar
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -115,13 +115,15 @@ class EnvRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """Sampling options of one turn. They change neither the distribution nor what is recorded of it."""
+    """Sampling options of one turn. A distribution of its own is recorded with its tokens, and trained as it was sampled."""
 
     stop: tuple[str, ...] = ()  # texts that end the turn, beside the run's
     seed: int | None = None  # of its draws; None: the run's
     draws_as: str = ""  # with a seed, the name that its draws depend on
     top_logprobs: int = 0  # likeliest tokens to report at every place
     prompt_logprobs: bool = False  # report the log-probs of its prompt
+    temperature: float | None = None  # None: the run's
+    grammar: str = ""  # that its text is kept within; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,10 +52,8 @@ def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> N
             raise ValueError(f"{request.sample_id} is already in progress")
         if not request.token_ids or request.max_response_tokens < 1:
             raise ValueError(f"{request.sample_id}: the prompt and the response need at least one token each")
-        if request.begun is not None and (request.prompt_logprobs or request.grammar):
-            raise ValueError(
-                f"{request.sample_id}: a continued response reports no log-probs of its prompt, and follows no grammar"
-            )
+        if request.begun is not None and request.prompt_logprobs:
+            raise ValueError(f"{request.sample_id}: a continued response reports no log-probs of its prompt")
         if request.begun is not None and request.top_logprobs and not request.begun.has_top_logprobs:
             raise ValueError(
                 f"{request.sample_id}: the likeliest tokens at the places that it has already are not known"

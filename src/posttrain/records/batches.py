@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from posttrain.records.images import PromptImages
+from posttrain.records.trajectories import OwnDraws
 
 Record = TypeVar("Record")
 
@@ -37,6 +38,7 @@ class SequenceBatch:
     data_sources: tuple[str, ...] = ()  # B, of each row's prompt; (): not known
     experts: Tensor | None = None  # [B, P + T, layers, chosen] int16, while sampling; -1: not known; None: not recorded
     images: tuple[PromptImages | None, ...] = ()  # B, of each row; (): no row has any
+    own_draws: tuple[tuple[OwnDraws, ...], ...] = ()  # B, tokens of each row with a distribution of their own; (): none
     # [B, T] int64, updates that the weights had seen which sampled the token; None: no response has several
     versions: Tensor | None = None
 

@@ -85,6 +85,26 @@ class VersionSpan(NamedTuple):
     version: int  # number of updates the weights had seen
 
 
+class OwnDraws(NamedTuple):
+    """Tokens that were drawn from another distribution than the run's: ``first_token`` up to, not with, ``end``."""
+
+    first_token: int
+    end: int
+    temperature: float
+    # Sets of tokens that a grammar left possible, as records.allowed_tokens writes them, and the place in ``allowed`` of each
+    # token's; (): no token was excluded
+    allowed: tuple[str, ...] = ()
+    which: tuple[int, ...] = ()
+
+    def between(self, first: int, end: int) -> OwnDraws | None:
+        """Return those from ``first`` up to ``end``, counted from ``first``; None where there are none."""
+        start, stop = max(self.first_token, first), min(self.end, end)
+        if start >= stop:
+            return None
+        which = self.which[start - self.first_token : stop - self.first_token]
+        return self._replace(first_token=start - first, end=stop - first, which=which)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One action of the policy in an environment, and the world's answer to it."""
@@ -140,6 +160,7 @@ class Trajectory:
     prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     # At each token, the likeliest ones of its distribution with their log-probs, in descending order; (): not requested
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    own_draws: tuple[OwnDraws, ...] = ()  # tokens with a distribution of their own, in order
     # [tokens, layers, chosen] int16, the experts that prompt and response were sent to, but its last token; None: not recorded
     experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
     # Of an environment's messages, up to the last turn; None: it gave none, and a row's images are its prompt's.

@@ -189,11 +189,16 @@ def with_options(request: Request, options: TurnOptions, sampling: SamplingParam
         return request
     if options.seed is not None:
         request = replace(request, seed=options.seed, draws_as=options.draws_as)
+    own = sampling.stopping_at(options.stop)
+    if options.temperature not in (None, sampling.temperature):
+        assert options.temperature is not None
+        own = replace(own, temperature=options.temperature, first_token_temperature=None, first_token_top_k=0)
     return replace(
         request,
-        sampling=sampling.stopping_at(options.stop) if options.stop else request.sampling,
+        sampling=request.sampling if own == sampling else own,
         top_logprobs=options.top_logprobs,
         prompt_logprobs=options.prompt_logprobs,
+        grammar=options.grammar,
     )
 
 
@@ -204,6 +209,7 @@ def _copy(line: Episode) -> Episode:
         ids=list(line.ids),
         logprobs=list(line.logprobs),
         mask=list(line.mask),
+        own_draws=list(line.own_draws),
         turns=list(line.turns),
         earlier=list(line.earlier),
         metrics=dict(line.metrics),

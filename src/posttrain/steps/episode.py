@@ -13,7 +13,7 @@ from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, SampledTurn, TurnWriter
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
+from posttrain.records.trajectories import OwnDraws, StopReason, Trajectory, Turn, VersionSpan
 
 HISTORY_CHANGED = "history_changed"  # reasons of episodes that are lost; the environment's own are the host's
 EMPTY = "empty_response"
@@ -51,6 +51,7 @@ class Episode:
     sealed: int = 0
     used: int = 0  # tokens of all samples, observations included
     used_elsewhere: int = 0  # the same of other conversations of the episode
+    own_draws: list[OwnDraws] = field(default_factory=list)  # of the present sample
     turns: list[Turn] = field(default_factory=list)  # of the present sample
     earlier: list[Trajectory] = field(default_factory=list)
     count: int = 0  # turns that were sampled, in all samples
@@ -110,6 +111,9 @@ class Episode:
         self.ids += response.token_ids
         self.logprobs += response.logprobs
         self.mask += [True] * len(response.token_ids)
+        self.own_draws += [
+            each._replace(first_token=start + each.first_token, end=start + each.end) for each in response.own_draws
+        ]
         self.used += len(response.token_ids)
         self.sealed = len(self.ids)
         self.turns.append(
@@ -243,7 +247,7 @@ class Episode:
     def _new_sample(self, prompt_ids: tuple[int, ...]) -> None:
         self.earlier.append(self._sample(f"{self.sample_id}#{len(self.earlier)}"))
         self.prompt_ids, self.turns, self.sealed = prompt_ids, [], 0
-        self.ids, self.logprobs, self.mask = [], [], []
+        self.ids, self.logprobs, self.mask, self.own_draws = [], [], [], []
 
     def _sample(self, name: str) -> Trajectory:
         """The present sample, up to its last sampled token: observations after it are dropped."""
@@ -260,6 +264,7 @@ class Episode:
             prompt_token_ids=None if rows_own else self.prompt_ids,
             prompt_text="" if rows_own else self.writer.text_of(self.prompt_ids),
             version_spans=version_spans(self.turns),
+            own_draws=tuple(kept for each in self.own_draws if (kept := each.between(0, self.sealed))),
             turns=tuple(self.turns),
             images=replace(self.read, in_prompt=self.first_images) if self.read and self.turns else None,
         )

@@ -41,6 +41,7 @@ def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBat
         trajectory_index=torch.tensor([row.trajectory for row in rows]),
         sample_ids=tuple(row.sample.sample_id for row in rows),
         data_sources=sources,
+        own_draws=tuple(row.sample.own_draws for row in rows) if any(row.sample.own_draws for row in rows) else (),
         images=tuple(row.images for row in rows) if any(row.images for row in rows) else (),
     )
 

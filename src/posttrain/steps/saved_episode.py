@@ -15,11 +15,12 @@ from posttrain.records.saved_groups import (
     unfinished_from_plain,
     unfinished_to_plain,
 )
-from posttrain.records.trajectories import StopReason, Turn
+from posttrain.records.trajectories import OwnDraws, StopReason, Turn
 from posttrain.steps.episode import Episode
 
 _TURNS: Final = TypeAdapter(list[Turn])
 _AS_THEY_ARE = ("state_key", "sealed", "used", "used_elsewhere", "count", "env_stop")
+_DRAWS: Final = TypeAdapter(list[OwnDraws])
 _LISTS = ("messages", "tools", "ids", "logprobs", "mask", "prompt_ids")
 
 
@@ -35,6 +36,7 @@ def episode_to_plain(episode: Episode) -> dict[str, Any]:
         "metrics": dict(episode.metrics),
         "stop_reason": str(episode.stop_reason),
         "turns": _TURNS.dump_python(episode.turns, mode="json"),
+        "own_draws": _DRAWS.dump_python(episode.own_draws, mode="json"),
         "earlier": [trajectory_to_plain(each) for each in episode.earlier],
         "last": None if episode.last is None else trajectory_to_plain(episode.last),
     }
@@ -52,6 +54,7 @@ def episode_from_plain(new: Episode, plain: Mapping[str, Any]) -> Episode:
         metrics=dict(plain["metrics"]),
         stop_reason=StopReason(plain["stop_reason"]),
         turns=_TURNS.validate_python(plain["turns"]),
+        own_draws=_DRAWS.validate_python(plain.get("own_draws", [])),
         earlier=[trajectory_from_plain(each) for each in plain["earlier"]],
         last=None if plain["last"] is None else trajectory_from_plain(plain["last"]),
     )

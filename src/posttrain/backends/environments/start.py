@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.environments.open.http import TokenTexts
-from posttrain.backends.environments.open.start import start_open
+from posttrain.backends.environments.open.start import start_open, trains_own_distributions
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.config import RunConfig
 from posttrain.config.environment import OPEN, EnvironmentConfig
@@ -79,9 +79,7 @@ def start_worlds(
             sample_per_turn=environment.sample_per_turn,
             changed_history=environment.changed_history,
         ),
-        spec_of=partial(
-            spec_of, environment, tool_call_form=form_of(config, tokenizer), honours=honoured(config.rollout.engine)
-        ),
+        spec_of=partial(spec_of, environment, tool_call_form=form_of(config, tokenizer), honours=honoured(config)),
         notes=tuple(notes),
     )
 
@@ -161,10 +159,16 @@ def form_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     return chosen_form(config.environment.tool_call_form, getattr(tokenizer, "chat_template", None))
 
 
-def honoured(engine: str) -> tuple[str, ...]:
-    """Return the options of turns that a sampler honours."""
-    facts = ROLLOUT_ENGINES.facts(engine)
-    found = {"stop": facts.samplings_of_requests, "seed": facts.seeds_of_requests}
+def honoured(config: RunConfig) -> tuple[str, ...]:
+    """Return the options of turns that a run honours."""
+    facts = ROLLOUT_ENGINES.facts(config.rollout.engine)
+    own = trains_own_distributions(config)
+    found = {
+        "stop": facts.samplings_of_requests,
+        "seed": facts.seeds_of_requests,
+        "temperature": facts.samplings_of_requests and own,
+        "grammar": facts.grammars_of_requests and own,
+    }
     return tuple(name for name, honours in found.items() if honours)
 
 

@@ -96,6 +96,7 @@ class RanksSharding(Sharding, ABC):
             predicting=packed.predicting[scored] - first if len(places) else scored,
             targets=packed.targets[scored],
             places=places,
+            own=packed.own.at(places) if packed.own else None,
         )
 
     def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:

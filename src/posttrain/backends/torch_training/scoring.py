@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from posttrain.algos.fused_divergence import top_of_logits, top_tokens
 from posttrain.algos.fused_scoring import TokenScores, score_logits, score_tokens
+from posttrain.algos.own_distributions import head_logits, score_own
 from posttrain.backends.torch_training.distilling import TeachersOfRow, comparison_of
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row, Sharding
@@ -218,6 +219,7 @@ class LogprobScorer:
                 sum_pi_squared=sum_pi_squared,
                 reference_logits=reference.frozen_logits(row) if reference else None,
             )
+            found = with_own(found, row, logits, lambda some: some, entropy_gradient)
             return replace(found, divergence=teachers.divergence_of_logits(row, logits)) if teachers else found
         theirs = None
         if reference and their_head:
@@ -232,6 +234,7 @@ class LogprobScorer:
             sum_pi_squared=sum_pi_squared,
             reference=theirs,
         )
+        found = with_own(found, row, hidden, lambda some: head_logits(some, own_head), entropy_gradient)
         return replace(found, divergence=teachers.divergence(row, hidden, own_head)) if teachers else found
 
     @torch.no_grad()
@@ -250,6 +253,37 @@ class LogprobScorer:
         inputs = model_inputs(self.model, row.token_ids, row.position_ids, row.images)
         states = last_hidden_states(self.model, row.layout, **inputs)
         return states_at(states[0], row.predicting)
+
+
+def with_own(
+    found: TokenScores, row: Row, inputs: Tensor, logits: Callable[[Tensor], Tensor], entropy_gradient: bool
+) -> TokenScores:
+    """Replace the scores of tokens that were drawn from distributions of their own; those of comparisons stay. Args: inputs [m,
+    ...], of which ``logits`` makes those of some rows."""
+    own = row.own
+    if own is None or not len(own.places):
+        return found
+    some = score_own(
+        states_at(inputs, own.places),
+        logits,
+        row.targets[own.places],
+        own.temperatures,
+        own.which,
+        own.allowed,
+        entropy_gradient=entropy_gradient,
+    )
+
+    def placed(values: Tensor, new: Tensor | None) -> Tensor:
+        assert new is not None
+        return values.index_copy(0, own.places, new.to(values.dtype))
+
+    squares = found.sum_pi_squared
+    return replace(
+        found,
+        logprobs=placed(found.logprobs, some.logprobs),
+        entropy=placed(found.entropy, some.entropy),
+        sum_pi_squared=None if squares is None else placed(squares, some.sum_pi_squared),
+    )
 
 
 def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Callable[[list[int]], Tensor]) -> Tensor:

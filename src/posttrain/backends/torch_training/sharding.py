@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.master_weights import MasterWeights
-from posttrain.data.packing import PackedSequences
+from posttrain.data.packing import OwnDistributions, PackedSequences
 from posttrain.models.chunks import Chunk, whole_chunk
 from posttrain.models.packed_attention import shared_layout
 from posttrain.records.images import PlacedImages
@@ -32,6 +32,7 @@ class Row:
         None  # [k] int64, of the first k of the m scores among all of the packed row; None: m are all
     )
     images: tuple[PlacedImages, ...] = ()
+    own: OwnDistributions | None = None  # of some of the m scores; None: all have the run's
 
 
 class Sharding:
@@ -79,6 +80,7 @@ class Sharding:
             predicting=packed.predicting,
             targets=packed.targets,
             images=packed.images,
+            own=packed.own,
         )
 
     def pooled(self, max_tokens: int | None) -> int | None:

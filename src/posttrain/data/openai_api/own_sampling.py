@@ -20,7 +20,8 @@ _MOST_STOPS, _LONGEST_STOP = 64, 1024  # stop texts of a request, and characters
 class Honours:
     """Parameters of requests that an endpoint and its sampler honour; the others are refused, or ignored."""
 
-    distributions: bool = False  # the sampler draws from the distribution of a request
+    distributions: frozenset[str] = frozenset()  # its parameters of a request by which the sampler draws
+    greedy: bool = True  # among these a temperature of 0
     stops: bool = False  # and ends at its stop texts
     seeds: bool = False  # and draws by its seed
     tops: bool = False  # and reports the likeliest tokens
@@ -85,7 +86,13 @@ def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def difference_problems(body: Mapping[str, Any], sampling: SamplingParams, honours: Honours) -> Iterator[str]:
     """Yield a problem for every sampling parameter that differs from the endpoint's and is neither honoured nor ignored."""
-    for name in () if honours.distributions else _RULES:
+    trained = not honours.greedy and "temperature" in honours.distributions - honours.ignored
+    if trained and body.get("temperature") == 0 != sampling.temperature:
+        yield (
+            "temperature is 0, which draws the likeliest token without chance: its log-probs are of no distribution that "
+            "could be trained; use one above 0"
+        )
+    for name in _RULES.keys() - honours.distributions:
         asked, ours = body.get(name), getattr(sampling, name)
         same = asked == ours or (name == "top_k" and asked in ALL_TOKENS and ours == 0)
         if asked is not None and not same and name not in honours.ignored:
@@ -104,8 +111,9 @@ def own_sampling(body: Mapping[str, Any], sampling: SamplingParams, honours: Hon
     own is that of all tokens, the first one included.
     """
     found: dict[str, Any] = {}
-    if honours.distributions:
-        found = {name: body[name] for name in _RULES if body.get(name) is not None and name not in honours.ignored}
+    for name in honours.distributions - honours.ignored:
+        if body.get(name) is not None:
+            found[name] = body[name]
     if "top_k" in found:
         found["top_k"] = max(found["top_k"], 0)
     if "temperature" in found or "top_k" in found:

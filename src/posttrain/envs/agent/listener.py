@@ -39,7 +39,11 @@ RUN_HONOURS: Mapping[str, Any] = {
     "caps_tokens": True,
     "ignored_by": "environment.settings.any_sampling",
     "most_prompts": 1,
-    "no_grammars": "would sample from another distribution than the one that is trained; posttrain serve honours it",
+    "greedy": False,
+    "no_grammars": (
+        "this run cannot train: it is for rollout.engine native, with a policy.engine other than megatron, a KL that is not "
+        "estimated over the whole vocabulary, and no teachers"
+    ),
 }
 MOST_TOKENS = 1 << 20  # of a turn, where no run sets a limit
 LARGEST_BODY = 16 << 20  # bytes
@@ -93,6 +97,8 @@ class TurnRequest:
             draws_as="" if asked.seed is None else f"answer {self.index}",
             top_logprobs=asked.top_logprobs,
             prompt_logprobs=asked.echo and asked.with_logprobs,
+            temperature=None if asked.sampling is None else asked.sampling.temperature,
+            grammar=asked.grammar,
         )
 
     def answer(self, response: Trajectory, *, prompt_tokens: int, response_tokens: int) -> None:
@@ -260,6 +266,8 @@ def turn_honours(spec: EnvSpec, *, any_sampling: bool) -> Honours:
     return Honours(
         stops="stop" in spec.honours,
         seeds="seed" in spec.honours,
+        grammars="grammar" in spec.honours,
+        distributions=frozenset({"temperature"} & set(spec.honours)),
         logprobs=False,
         **RUN_HONOURS,
         ignored=frozenset({*DISTRIBUTION, "seed"}) if any_sampling else frozenset(),

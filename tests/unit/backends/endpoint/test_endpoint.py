@@ -22,7 +22,7 @@ from posttrain.backends.endpoint.app import Endpoint, EndpointPlan
 from posttrain.backends.endpoint.driver import Closed, Driver
 from posttrain.backends.endpoint.record import Record
 from posttrain.config.model import ModelConfig
-from posttrain.data.openai_api.own_sampling import Honours
+from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.models.loading import load_tokenizer
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
@@ -91,7 +91,7 @@ class Place:
             token=TOKEN,
             sampling=SAMPLING,
             max_prompt_tokens=200,
-            honours=Honours(distributions=samplings, stops=samplings),
+            honours=Honours(distributions=DISTRIBUTION if samplings else frozenset(), stops=samplings),
             session_header="X-Session-Id",
             max_sessions=2,
             host_names=frozenset({"here"}),

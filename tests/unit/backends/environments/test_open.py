@@ -373,7 +373,7 @@ def test_requests_that_cannot_be_honoured_say_why(run: Run) -> None:
         ({"temperature": 0.5}, "this endpoint samples with 1 (rollout.temperature)"),
         ({"n": 3}, "each choice is a conversation of one group, which has 2"),
         ({"n": 65}, "use 1 to 64"),
-        ({"response_format": {"type": "json_object"}}, "another distribution than the one that is trained"),
+        ({"response_format": {"type": "json_object"}}, "which this run cannot train"),
     ):
         status, told = run.fails("/v1/chat/completions", {**asked, **more})
         assert status == 400 and why in told

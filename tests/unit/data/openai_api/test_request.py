@@ -160,7 +160,7 @@ def own(body: dict[str, Any], *, any_sampling: bool = False) -> EndpointRequest:
         HELLO | body,
         SAMPLING,
         chat=True,
-        honours=Honours(ignored=IGNORED if any_sampling else frozenset(), distributions=True, stops=True),
+        honours=Honours(ignored=IGNORED if any_sampling else frozenset(), distributions=DISTRIBUTION, stops=True),
     )
 
 
@@ -177,9 +177,9 @@ def test_sampling_of_its_own_where_the_sampler_takes_it() -> None:
 
 def test_a_temperature_of_its_own_is_that_of_the_first_token_too() -> None:
     first = replace(SAMPLING, first_token_temperature=2.0, first_token_top_k=7)
-    asked = read(HELLO | {"temperature": 1}, first, chat=True, honours=Honours(distributions=True, stops=True))
+    asked = read(HELLO | {"temperature": 1}, first, chat=True, honours=Honours(distributions=DISTRIBUTION, stops=True))
     assert asked.sampling == replace(SAMPLING, temperature=1)
-    asked = read(HELLO | {"top_p": 0.5}, first, chat=True, honours=Honours(distributions=True, stops=True))
+    asked = read(HELLO | {"top_p": 0.5}, first, chat=True, honours=Honours(distributions=DISTRIBUTION, stops=True))
     assert asked.sampling == replace(first, top_p=0.5)
 
 
@@ -323,3 +323,17 @@ def test_an_echoed_prompt_with_its_log_probs() -> None:
 def test_what_cannot_be_echoed_or_completed(body: dict[str, Any], problem: str) -> None:
     with pytest.raises(Refused, match=problem):
         read(body, SAMPLING, chat=False, honours=Honours())
+
+
+def test_the_temperature_of_a_request_to_a_run_that_trains_it() -> None:
+    run = Honours(distributions=frozenset({"temperature"}), greedy=False)
+    asked = read(HELLO | {"temperature": 2, "top_p": 1}, SAMPLING, chat=True, honours=run)
+    assert asked.sampling == replace(SAMPLING, temperature=2)
+    for more, problem in (
+        ({"temperature": 0}, "temperature is 0, which draws the likeliest token without chance"),
+        ({"top_p": 0.5}, "top_p is 0.5, and this endpoint samples with 1"),
+    ):
+        with pytest.raises(Refused, match=problem):
+            read(HELLO | more, SAMPLING, chat=True, honours=run)
+    ignoring = replace(run, ignored=DISTRIBUTION)
+    assert read(HELLO | {"temperature": 0}, SAMPLING, chat=True, honours=ignoring).sampling is None

@@ -11,6 +11,7 @@ from typing import Any
 from posttrain.backends.environments.open.host import OpenHost
 from posttrain.backends.environments.open.http import OpenServer, TokenTexts
 from posttrain.config import RunConfig
+from posttrain.config.roles import compares_vocabularies
 from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
 from posttrain.envs.agent.listener import RUN_HONOURS
 from posttrain.errors import ConfigError, Problem
@@ -59,8 +60,8 @@ def start_open(
 
 
 def _honours(config: RunConfig, *, any_sampling: bool) -> Honours:
-    """Return what the run takes of requests: the distribution is the run's, everything else depends on its sampler."""
-    facts = ROLLOUT_ENGINES.facts(config.rollout.engine)
+    """Return what the run takes of requests, which depends on its sampler and on what it can train."""
+    facts, own = ROLLOUT_ENGINES.facts(config.rollout.engine), trains_own_distributions(config)
     continued = (
         config.asynchronous.mode == "colocate"
     )  # with newer weights, for which a prompt's log-probs are not kept
@@ -68,10 +69,18 @@ def _honours(config: RunConfig, *, any_sampling: bool) -> Honours:
         stops=facts.samplings_of_requests,
         seeds=facts.seeds_of_requests,
         tops=facts.reports_top_logprobs,
+        grammars=facts.grammars_of_requests and own,
+        distributions=frozenset({"temperature"}) if facts.samplings_of_requests and own else frozenset(),
         echoes=facts.prompt_logprobs_of_requests and not continued,
         ignored=frozenset({*DISTRIBUTION, "seed"}) if any_sampling else frozenset(),
         **RUN_HONOURS,
     )
+
+
+def trains_own_distributions(config: RunConfig) -> bool:
+    """Return True where tokens that were drawn from another distribution than the run's are scored under theirs: comparisons
+    over the whole vocabulary, and engines with their own scoring, know that of the run alone."""
+    return config.policy.engine != "megatron" and not compares_vocabularies(config) and not config.distillation.teachers
 
 
 def _token(file: str | None, folder: Path) -> tuple[str, Path]:

@@ -16,8 +16,9 @@ from posttrain.backends.rollout.native.cache import Past
 from posttrain.backends.rollout.native.sampling import draw_rows, likeliest
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.libraries.grammars import GrammarPlace
+from posttrain.records.allowed_tokens import to_text
 from posttrain.records.images import PromptImages
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
+from posttrain.records.trajectories import OwnDraws, SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
 
 Item = TypeVar("Item")
 PromptKey = tuple[tuple[int, ...], str, str, int]
@@ -63,6 +64,7 @@ class Response:
     begun: int = 0  # leading tokens that were sampled before, and are in its prompt's slot
     stop_reason: StopReason | None = None
     grammar: GrammarPlace | None = None  # that it is kept within
+    allowed: list[bytes] = field(default_factory=list)  # the tokens that it left possible at each place, a bit for each
     experts: list[NDArray[np.int16]] = field(
         default_factory=list
     )  # of the tokens drawn here but the newest, when recorded
@@ -145,8 +147,9 @@ def _within_grammars(responses: Sequence[Response], logits: Tensor) -> Tensor:
     logits = logits.float()
     for row, response in enumerate(responses):
         if response.grammar is not None:
-            allowed = torch.from_numpy(response.grammar.allowed()).to(logits.device)
-            logits[row] = logits[row].masked_fill(~allowed, -torch.inf)
+            allowed = response.grammar.allowed()
+            response.allowed.append(np.packbits(allowed, bitorder="little").tobytes())
+            logits[row] = logits[row].masked_fill(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
     return logits
 
 
@@ -176,8 +179,33 @@ def stop_reason(
     return None
 
 
-def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase) -> Trajectory:
-    """Return an ended response as a trajectory."""
+def follow_grammar(response: Response, grammar: GrammarPlace) -> None:
+    """Keep a response within a grammar, from its beginning; tokens that it has already are taken in."""
+    for token in response.token_ids:
+        response.allowed.append(np.packbits(grammar.allowed(), bitorder="little").tobytes())
+        grammar.take(token)
+    response.grammar = grammar
+
+
+def own_draws(response: Response, sampling: SamplingParams) -> tuple[OwnDraws, ...]:
+    """Return the tokens of a response that were drawn from another distribution than ``sampling``, the stream's."""
+    own = response.request.sampling or sampling
+    if not response.allowed and own.temperature == sampling.temperature:
+        return ()
+    places = {packed: place for place, packed in enumerate(dict.fromkeys(response.allowed))}
+    return (
+        OwnDraws(
+            first_token=0,
+            end=len(response.token_ids),
+            temperature=own.temperature,
+            allowed=tuple(map(to_text, places)),
+            which=tuple(places[packed] for packed in response.allowed),
+        ),
+    )
+
+
+def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams) -> Trajectory:
+    """Return an ended response as a trajectory. Args: sampling, the stream's."""
     assert response.stop_reason is not None
     failed = response.stop_reason is StopReason.FAILED
     return Trajectory(
@@ -191,6 +219,7 @@ def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase) -> Tra
         prompt_logprobs=response.prompt.logprobs,
         prompt_top_logprobs=response.prompt.top,
         top_logprobs=tuple(response.top),
+        own_draws=own_draws(response, sampling),
         experts=response.all_experts,
         failure=f"its grammar cannot be followed: {response.grammar.problem}" if failed and response.grammar else "",
     )

@@ -30,6 +30,7 @@ from posttrain.backends.rollout.native.responses import (
     common,
     draw_next_tokens,
     first_logits,
+    follow_grammar,
     prompt_of,
     stop_reason,
     trajectory_of,
@@ -121,7 +122,7 @@ class NativeStream:
         random = uniforms(seed, request.draw_name, request.max_response_tokens)
         response = begin_response(request, prompt, random, number=self._submitted, version=self.version)
         if request.grammar:
-            response.grammar = self._grammars().begin(request.grammar)
+            follow_grammar(response, self._grammars().begin(request.grammar))
         self._submitted += 1
         self._waiting.append(response)
         self._names.add(request.sample_id)
@@ -383,7 +384,7 @@ class NativeStream:
 
     def trajectory(self, response: Response) -> Trajectory:
         """Return an ended response as a trajectory."""
-        return trajectory_of(response, self.tokenizer)
+        return trajectory_of(response, self.tokenizer, self.sampling)
 
     def _recording(self) -> AbstractContextManager[Mapping[int, Tensor]]:
         return self.routers.recording() if self.routers else nullcontext({})

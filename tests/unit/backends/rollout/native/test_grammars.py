@@ -15,10 +15,10 @@ from posttrain.data.openai_api.answer import answer
 from posttrain.data.openai_api.answer_format import grammar_of
 from posttrain.data.openai_api.own_sampling import Honours
 from posttrain.data.openai_api.request import read
-from posttrain.interfaces.rollout_engine import Request, check_requests
+from posttrain.interfaces.rollout_engine import Request
 from posttrain.libraries.grammars import BadGrammar, json_grammar
 from posttrain.models.loading import load_causal_lm
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 pytest.importorskip("llguidance")
 SCHEMA = {
@@ -119,9 +119,3 @@ def test_schemas_that_cannot_be_honoured(schema: dict[str, object], why: str) ->
 def test_formats_that_are_refused(body: dict[str, object], grammars: bool, why: str) -> None:
     assert re.search(why, grammar_of(body, Honours(grammars=grammars))[1])
     assert grammar_of({"response_format": {"type": "text"}}, Honours(grammars=False)) == ("", "")
-
-
-def test_a_continued_response_follows_none() -> None:
-    begun = Unfinished(sample_id="a", token_ids=(1,), logprobs=(0.0,), spans=())
-    with pytest.raises(ValueError, match="follows no grammar"):
-        check_requests([Request("a", (1,), 4, grammar="x", begun=begun)], [])
