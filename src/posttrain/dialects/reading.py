@@ -29,7 +29,7 @@ from posttrain.dialects.plugged import is_plugged, plug_in_named
 from posttrain.dialects.reader import HYDRA_CLASS, Dialect, Reader, same
 from posttrain.dialects.sections import reject_sections
 from posttrain.dialects.trees import nested, parents, value_at
-from posttrain.dialects.value_fixes import fix_of_value
+from posttrain.dialects.value_fixes import fix_of_value, quoted_list
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import GUESS, ConfigError, Problem
@@ -203,6 +203,10 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
 
 
 def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
+    if (items := quoted_list(value, row.type)) is not None:
+        reader.warn(f"{key} is {value!r}, a text, and is read as the list in it")
+        reader.put(key, items)
+        return True
     if row.name.endswith("**") or fits(value, row.type) or is_plugged(row, value):
         return True
     if value == "" and fits(False, row.type):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import yaml
+
 from posttrain.dialects.ledger import Key
 from posttrain.dialects.value_types import choices, fits, type_text
 from posttrain.errors import nearest
@@ -22,6 +24,17 @@ def fix_of_value(value: Any, row: Key) -> str:
     if type_text(row.type).startswith("list") and isinstance(value, int | float):
         return f"write [{value}]"
     return "a share is above 0 and at most 1" if "share" in type_text(row.type) else ""
+
+
+def quoted_list(value: Any, type: Any) -> list[Any] | None:
+    """The list in a text such as "[console,wandb]", which had more quotes than it needs; None where the type takes no list."""
+    if not isinstance(value, str) or "list of" not in type_text(type) or not re.fullmatch(r"\s*\[.*\]\s*", value):
+        return None
+    try:
+        items = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return None
+    return items if isinstance(items, list) and fits(items, type) else None
 
 
 def _of_text(value: str, row: Key) -> str:

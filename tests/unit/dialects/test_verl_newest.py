@@ -61,7 +61,6 @@ def test_the_roles_own_size_decides_where_it_is_above_one(overrides: tuple[str, 
         ("+actor_rollout_ref.actor.qat.enable=True", "quantisation-aware training is not built"),
         ("+actor_rollout_ref.rollout.disaggregation.enabled=True", "disaggregation.enabled is refused"),
         ("+skip.rollout.action=repeat", "the responses of another step answer other prompts"),
-        ("+model_engine=veomni", "veomni is no training engine here"),
         ("+trainer.v1.sampler.custom_sampler.path=mine.py", "a ReplayBuffer over verl's TransferQueue"),
     ],
 )

@@ -33,6 +33,7 @@ TABLES = Tables(
         "generate",
         "translated",
         "released",
+        "engines",
         "newest",
     ),
 )

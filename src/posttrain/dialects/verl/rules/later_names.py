@@ -7,7 +7,6 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
-from posttrain.dialects.verl.strategies import MEGATRON
 
 # Sections that hold a role's ulysses_sequence_parallel_size besides the role itself, whose own counts where it is above 1.
 _ULYSSES = ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", "critic.model.fsdp_config"), ("critic", "critic.fsdp"))
@@ -40,9 +39,7 @@ def read_later_names(keys: Reader) -> dict[str, Any]:
 def _read_model_engine(keys: Reader) -> None:
     """Let the strategies that are not written be those of ``model_engine``."""
     engine = get(keys, "model_engine", "dp")
-    if engine == MEGATRON:
+    if engine != "dp":
         for section in (ACTOR, "critic"):
             if not keys.written(f"{section}.strategy"):
-                keys.put(f"{section}.strategy", MEGATRON)
-    elif engine != "dp":
-        keys.problem(f"{engine} is no training engine here", key="model_engine", fix="use model_engine=dp, or megatron")
+                keys.put(f"{section}.strategy", engine)

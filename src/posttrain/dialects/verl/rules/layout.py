@@ -9,7 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import recipes
 from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
-from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, SHARDED_TEXT
+from posttrain.dialects.verl.strategies import MEGATRON, OTHERS, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 
 TEACHERS = "distillation"  # the section with the pool of all teachers
@@ -103,8 +103,8 @@ def _pool(keys: Reader, section: str) -> int:
 
 def _check_strategies(keys: Reader, *, has_critic: bool) -> None:
     actor, critic = keys[f"{ACTOR}.strategy"], keys["critic.strategy"]
-    if keys.ledger.version == "0.2" and actor == "fsdp2":
-        what = "verl 0.2 has no strategy fsdp2"
+    if keys.ledger.version in ("0.1", "0.2") and actor not in (SHARDED[0], MEGATRON):
+        what = f"verl {keys.ledger.version} has no strategy {actor}"
         keys.problem(what, key=f"{ACTOR}.strategy", fix=f"use {SHARDED[0]}, or a later verl: --dialect verl")
     if has_critic and (actor == MEGATRON) != (critic == MEGATRON):
         keys.problem(
@@ -119,13 +119,14 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
     strategy = keys[f"{section}.strategy"]
     fields[f"{role}.engine"] = engine_called(strategy, devices=devices)
     ulysses = f"{section}.ulysses_sequence_parallel_size"
+    sharding = f"{section}.fsdp_config" if role == "policy" else f"{model}.fsdp_config"
     if strategy == MEGATRON:
         sizes = {
             "tensor_parallel": f"{section}.megatron.tensor_model_parallel_size",
             "pipeline_parallel": f"{section}.megatron.pipeline_model_parallel_size",
             "sequence_parallel": f"{section}.megatron.context_parallel_size",
         }
-        keys.ignore(f"{section if role == 'policy' else model}.fsdp_config", f"read by {SHARDED_TEXT} only")
+        keys.ignore(sharding, f"read by {SHARDED_TEXT} only")
         keys.ignore(ulysses, f"read by {SHARDED_TEXT} only; Megatron's is megatron.context_parallel_size")
         others = {
             name: value
@@ -136,9 +137,15 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             others["freeze_moe_router"] = True
         fields[f"{role}.engine_options"] = others
         _check_shuffle(keys, section)
+    elif strategy in OTHERS:
+        sizes = _other_sizes(keys, fields, role, section, devices)
+        place = OTHERS[strategy].section
+        if fields[f"{role}.engine"] != MEGATRON:
+            fields |= engine_options(keys, f"{section}.{place}" if place else sharding, f"{role}.engine_options")
+        keys.ignore(ulysses, f"{strategy} reads {sizes['sequence_parallel']}")
+        ulysses = sizes["sequence_parallel"]
     else:
         sizes = {"sequence_parallel": ulysses}
-        sharding = f"{section}.fsdp_config" if role == "policy" else f"{model}.fsdp_config"
         fields |= engine_options(keys, sharding, f"{role}.engine_options")
         size = f"{sharding}.fsdp_size"
         if keys.ledger.version == "0.2" and keys[size] != -1:
@@ -151,13 +158,13 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             keys.ignore(key, f"read by the strategy {MEGATRON} only, and this is {strategy}")
     split = 1
     for name, key in sizes.items():
-        size = keys[key]
+        size = get(keys, key, 1)
         fields[f"{role}.{name}"] = size
         split *= max(1, size)
-    shared = keys[sizes["sequence_parallel"]]
+    shared = get(keys, sizes["sequence_parallel"], 1)
     if devices % split:
-        product = " x ".join(str(keys[key]) for key in sizes.values())
-        key = max(sizes.values(), key=lambda key: int(keys[key]))
+        product = " x ".join(str(get(keys, key, 1)) for key in sizes.values())
+        key = max(sizes.values(), key=lambda key: int(get(keys, key, 1)))
         fits = [size for size in range(min(split, devices), 0, -1) if devices % size == 0]
         keys.problem(
             f"{devices} devices do not split into groups of {product if len(sizes) > 1 else split} that share a model",
@@ -174,6 +181,18 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             fix=f"use {model}.use_remove_padding=True, or {ulysses}=1",
         )
     return split, shared
+
+
+def _other_sizes(keys: Reader, fields: dict[str, Any], role: str, section: str, devices: int) -> dict[str, str]:
+    """Return the keys of the parallel sizes of an engine that shards as FSDP2 does, and set the engine here: the one that shards,
+    or Megatron where layers are split."""
+    other = OTHERS[keys[f"{section}.strategy"]]
+    place = f"{section}.{other.section or ('fsdp_config' if role == 'policy' else 'fsdp')}"
+    sizes = {"sequence_parallel": f"{place}.{other.sequence}"}
+    splits = {"tensor_parallel": other.layer, "pipeline_parallel": other.layers}
+    sizes |= {name: f"{place}.{key}" for name, key in splits.items() if key and get(keys, f"{place}.{key}", 1) != 1}
+    fields[f"{role}.engine"] = engine_called(MEGATRON if len(sizes) > 1 else SHARDED[0], devices=devices)
+    return sizes
 
 
 def _check_shuffle(keys: Reader, section: str) -> None:

@@ -37,8 +37,9 @@ def all_are_counts(*values: int) -> bool:
 def engine_options(keys: Reader, section: str, options: str) -> dict[str, Any]:
     """The sharding settings of a role, by their names in engine_options."""
     rows = [row for row in keys.ledger.rows if row.name.startswith(f"{section}.") and row.status == "mapped"]
-    wanted = [(row.name, field) for row in rows for field in row.fields if field.startswith(f"{options}.")]
-    return {field: keys[name] for name, field in wanted if keys[name] is not None}
+    wanted = [(row, field) for row in rows for field in row.fields if field.startswith(f"{options}.")]
+    found = ((field, keys[row.name], row.to) for row, field in wanted)
+    return {field: to(value) if to else value for field, value, to in found if value is not None}
 
 
 def divisors_around(number: int, near: int) -> tuple[int, int]:

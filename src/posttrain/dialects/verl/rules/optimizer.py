@@ -6,9 +6,10 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.batches import updates_per_step
+from posttrain.dialects.verl.rules.engine_schedules import OWN, ignore_others, schedule_of
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
-from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, SHARDED_TEXT, TORCHTITAN, VEOMNI
 from posttrain.errors import did_you_mean
 
 STYLES = {
@@ -74,7 +75,8 @@ def shuffles(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
 
 def routing(keys: Reader) -> dict[str, Any]:
     """The experts of a mixture: recorded by the sampler (R3), and replayed by the actor."""
-    key, recorded = f"{ACTOR}.router_replay.mode", get(keys, f"{ROLLOUT}.enable_rollout_routing_replay", False)
+    place = f"{ACTOR}.veomni" if keys[f"{ACTOR}.strategy"] == VEOMNI else ACTOR
+    key, recorded = f"{place}.router_replay.mode", get(keys, f"{ROLLOUT}.enable_rollout_routing_replay", False)
     mode = get(keys, key)
     if mode == "R2":
         what = "router_replay.mode=R2 replays the experts of the old log-probs; those of the sampler are replayed here"
@@ -93,11 +95,12 @@ def _shuffle(keys: Reader, section: str) -> tuple[bool, int | None]:
 
 
 def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
-    """Megatron clips by optim.clip_grad, FSDP by grad_clip."""
-    megatron = keys[f"{section}.strategy"] == MEGATRON and keys.ledger.find(f"{section}.optim.clip_grad")
-    key = f"{section}.optim.clip_grad" if megatron else f"{section}.grad_clip"
-    if megatron:
-        keys.ignore(f"{section}.grad_clip", "Megatron clips by optim.clip_grad")
+    """FSDP clips by grad_clip, all others by optim.clip_grad."""
+    strategy = keys[f"{section}.strategy"]
+    later = strategy not in SHARDED and keys.ledger.find(f"{section}.optim.clip_grad")
+    key = f"{section}.optim.clip_grad" if later else f"{section}.grad_clip"
+    if later:
+        keys.ignore(f"{section}.grad_clip", f"{strategy} clips by optim.clip_grad")
     return {f"{role}.optimizer.max_grad_norm": keys[key]}
 
 
@@ -116,6 +119,8 @@ def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
         fields[f"{role}.optimizer.momentum"] = _SGD_MOMENTUM
     known = ("eps", "betas", "momentum")
     fields |= {f"{role}.optimizer.{name}": given.pop(name) for name in known if name in given}
+    if keys[f"{section}.strategy"] == TORCHTITAN and (eps := get(keys, f"{section}.optim.eps")) is not None:
+        fields[f"{role}.optimizer.eps"] = eps
     for name in given:
         if megatron and name in MEMORY_OF_MEGATRON:
             keys.ignore(f"{key}.{name}", "it sets where Megatron keeps the optimizer's numbers, and changes none")
@@ -140,8 +145,16 @@ def _optimizer(keys: Reader, key: str) -> str:
 
 def _schedule(keys: Reader, section: str, role: str) -> dict[str, Any]:
     optim, ours = f"{section}.optim", f"{role}.schedule"
+    strategy = keys[f"{section}.strategy"]
+    if strategy in OWN:
+        for name in _MEGATRON_ONLY:
+            keys.ignore(f"{optim}.{name}", f"read by the strategy {MEGATRON} only")
+        updates = updates_per_step(keys, section)
+        fields = schedule_of(keys, optim, ours, strategy=strategy, updates=updates)
+        return fields | _pace(keys, section, ours, fields)
+    ignore_others(keys, optim, strategy)
     megatron = keys[f"{section}.strategy"] == MEGATRON and keys.ledger.find(f"{optim}.lr_decay_style")
-    fields: dict[str, Any] = _warmup(keys, section, ours, zero_counts=not megatron)
+    fields = _warmup(keys, section, ours, zero_counts=not megatron)
     for name in _FSDP_ONLY if megatron else _MEGATRON_ONLY:
         other = SHARDED_TEXT if megatron else f"the strategy {MEGATRON}"
         keys.ignore(f"{optim}.{name}", f"read by {other} only")

@@ -10,7 +10,7 @@ from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
-from posttrain.dialects.verl.strategies import MEGATRON
+from posttrain.dialects.verl.strategies import MEGATRON, OTHERS
 from posttrain.dialects.words import OUR_SECTION
 
 _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
@@ -82,7 +82,9 @@ def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
         if keys[f"{ACTOR}.strategy"] == MEGATRON:
             fields["reference.engine_options"] = keys.section(f"{REF}.megatron")
         else:
-            fields |= engine_options(keys, f"{REF}.fsdp_config", "reference.engine_options")
+            other = OTHERS.get(keys[f"{ACTOR}.strategy"])
+            place = (other and other.section) or "fsdp_config"
+            fields |= engine_options(keys, f"{REF}.{place}", "reference.engine_options")
         if (path := get(keys, f"{REF}.model.path")) is not None:
             fields["reference.path"] = path
     return fields

@@ -13,6 +13,7 @@ from posttrain.dialects.verl.rules.sft_engine import (
     engine_layout,
     is_engine,
     masters,
+    name_engine,
     optimizer,
     schedule,
 )
@@ -24,6 +25,7 @@ AFTER_EACH_EPOCH = "after_each_epoch"
 
 def sft_rules(keys: Reader) -> dict[str, Any]:
     """SftConfig fields by dotted name."""
+    name_engine(keys)
     later = is_engine(keys)
     fields = (engine_fields(keys) if later else _columns(keys) | _precision(keys)) | _dataset_class(keys)
     fields |= lora(keys, "model", "policy") | _layout(keys) | _length(keys) | _cadence(keys) | trackers(keys)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.verl.rules.engine_schedules import OWN, ignore_others, schedule_of
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.optimizer import MEMORY_OF_MEGATRON, OPTIMIZERS, STYLES
-from posttrain.dialects.verl.strategies import MEGATRON, SHARDED_TEXT
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, TORCHTITAN, TURBO, VEOMNI
 from posttrain.plan.engine import engine_called
 
 DTYPES = {
@@ -15,14 +16,49 @@ DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
     **dict.fromkeys(("fp16", "float16"), "float16"),
 }
+AUTOMODEL = "automodel"
+_ULYSSES = {"sequence_parallel": "engine.ulysses_sequence_parallel_size"}
+# The keys of parallel sizes, by strategy.
 _SIZES = {
-    "tensor_parallel": "engine.tensor_model_parallel_size",
-    "pipeline_parallel": "engine.pipeline_model_parallel_size",
-    "sequence_parallel": "engine.context_parallel_size",
+    MEGATRON: {
+        "tensor_parallel": "engine.tensor_model_parallel_size",
+        "pipeline_parallel": "engine.pipeline_model_parallel_size",
+        "sequence_parallel": "engine.context_parallel_size",
+    },
+    VEOMNI: {"sequence_parallel": "engine.ulysses_parallel_size"},
+    TORCHTITAN: {
+        "tensor_parallel": "engine.tensor_parallel_size",
+        "pipeline_parallel": "engine.pipeline_parallel_size",
+        "sequence_parallel": "engine.context_parallel_size",
+    },
+    AUTOMODEL: {
+        "tensor_parallel": "engine.tp_size",
+        "pipeline_parallel": "engine.pp_size",
+        "sequence_parallel": "engine.cp_size",
+    },
+    TURBO: {"sequence_parallel": "engine.turbo_config.distributed.ulysses_parallel_size"},
 }
-_ULYSSES = "engine.ulysses_sequence_parallel_size"
 # Keys of the section engine that are no options of our engines.
-_NO_OPTIONS = {"strategy", "model_dtype", "dtype", "ulysses_sequence_parallel_size"}
+_NO_OPTIONS = {"strategy", "model_dtype", "dtype", "ulysses_sequence_parallel_size", "turbo_config"}
+# verl's classes of the section engine -> the strategy
+_CLASSES = {
+    "FSDPEngineConfig": SHARDED[0],
+    "McoreEngineConfig": MEGATRON,
+    "VeOmniEngineConfig": VEOMNI,
+    "TorchtitanEngineConfig": TORCHTITAN,
+    "AutomodelEngineConfig": AUTOMODEL,
+}
+# Options that engines which shard as FSDP2 does have by the same names.
+_OPTIONS_OF_OTHERS = ("param_offload", "optimizer_offload", "offload_policy", "fsdp_size", "forward_prefetch")
+# transformer_engine's AdamW, whose masters and averages may have other precisions
+_FUSED_ADAM = ("transformer_engine.pytorch.optimizers.fused_adam", "fusedadam")
+
+
+def name_engine(keys: Reader) -> None:
+    """Let all rules that follow read the strategy of a chosen file (``engine=megatron``) that names its class only."""
+    target = str(keys.section("engine").get("_target_", "")).rpartition(".")[2]
+    if get(keys, "engine.strategy") is None and target in _CLASSES:
+        keys.put("engine.strategy", _CLASSES[target])
 
 
 def is_engine(keys: Reader) -> bool:
@@ -61,25 +97,39 @@ def masters(keys: Reader, key: str) -> dict[str, Any]:
 def engine_layout(keys: Reader, devices: int) -> dict[str, Any]:
     """Engine, parallel sizes and the engine's options."""
     strategy = keys["engine.strategy"]
-    sizes = _SIZES if strategy == MEGATRON else {"sequence_parallel": _ULYSSES}
-    for key in {*_SIZES.values(), _ULYSSES} - set(sizes.values()):
-        keys.ignore(key, f"read by {SHARDED_TEXT if strategy == MEGATRON else MEGATRON} only")
-    fields: dict[str, Any] = {"policy.engine": engine_called(strategy, devices=devices)}
+    sizes = _SIZES.get(strategy, _ULYSSES)
+    every = {key for names in (*_SIZES.values(), _ULYSSES) for key in names.values()}
+    for key in every - set(sizes.values()):
+        keys.ignore(key, f"the strategy {strategy} does not read it")
+    fields: dict[str, Any] = {}
     split = 1
     for name, key in sizes.items():
-        fields[f"policy.{name}"] = keys[key]
-        split *= max(1, keys[key])
+        size = get(keys, key, 1)
+        fields[f"policy.{name}"] = size
+        split *= max(1, size)
     if devices % split and not keys.here:
         what = f"{devices} devices do not split into groups of {split} that share a model"
-        key = next(key for key in sizes.values() if keys[key] > 1)
+        key = next(key for key in sizes.values() if get(keys, key, 1) > 1)
         keys.problem(what, key=key, fix="use sizes whose product divides the devices")
-    ours = {row.name.rpartition(".")[2] for row in keys.ledger.rows if row.name.startswith("engine.")} - {"**"}
+    if strategy in SHARDED or strategy == MEGATRON:
+        return fields | {"policy.engine": engine_called(strategy, devices=devices)} | _options(keys)
+    splits_layers = any(fields.get(f"policy.{name}", 1) > 1 for name in ("tensor_parallel", "pipeline_parallel"))
+    fields["policy.engine"] = engine_called(MEGATRON if splits_layers else SHARDED[0], devices=devices)
+    for name in keys.section("engine"):
+        if name not in (*_NO_OPTIONS, *_OPTIONS_OF_OTHERS) and f"engine.{name}" not in sizes.values():
+            keys.ignore(f"engine.{name}", f"it sets speed or memory of {strategy}, whose numbers the engine here gives")
+    return fields | (_options(keys, _OPTIONS_OF_OTHERS) if not splits_layers else {})
+
+
+def _options(keys: Reader, only: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the options of our engine: all that the section holds besides its known keys, or the ``only`` ones."""
+    known = {row.name.rpartition(".")[2] for row in keys.ledger.rows if row.name.startswith("engine.")} - {"**"}
     options = {
         name: value
         for name, value in keys.section("engine").items()
-        if name not in ours | _NO_OPTIONS and value is not None and not name.startswith("_")
+        if name not in known | _NO_OPTIONS and value is not None and not name.startswith("_")
     }
-    return fields | {f"policy.engine_options.{name}": value for name, value in options.items()}
+    return {f"policy.engine_options.{name}": value for name, value in options.items() if not only or name in only}
 
 
 def schedule(keys: Reader) -> dict[str, Any]:
@@ -99,6 +149,10 @@ def schedule(keys: Reader) -> dict[str, Any]:
         name = "cosine" if get(keys, "optim.lr_scheduler", "cosine") == "cosine" else ""
     elif keys["engine.strategy"] == MEGATRON:
         return fields | _megatron(keys, ours)
+    elif (strategy := keys["engine.strategy"]) in OWN:
+        return schedule_of(keys, "optim", ours, strategy=strategy, updates=1)
+    elif strategy == AUTOMODEL:
+        return fields | _automodel(keys, ours)
     else:
         name = get(keys, "optim.lr_scheduler_type") or get(keys, "optim.warmup_style", "constant")
         fields[f"{ours}.name"] = name
@@ -125,18 +179,43 @@ def _megatron(keys: Reader, ours: str) -> dict[str, Any]:
     return fields
 
 
+def _automodel(keys: Reader, ours: str) -> dict[str, Any]:
+    """The schedule of Megatron, by shares of the peak. Source: verl, workers/engine/automodel."""
+    style = "optim.lr_scheduler_type"
+    name = STYLES.get(get(keys, style, "cosine") if keys.written(style) else "cosine")
+    if name is None or name == "warmup_stable_decay":
+        keys.problem(f"automodel's learning rate is constant, cosine or linear, not {keys[style]}", key=style)
+        name = "cosine"
+    fields: dict[str, Any] = {f"{ours}.name": name}
+    warms = get(keys, "optim.lr_warmup_steps", -1) > 0 or get(keys, "optim.lr_warmup_steps_ratio", 0.0) > 0
+    if warms:
+        fields[f"{ours}.warmup_start_ratio"] = get(keys, "optim.init_lr_ratio", 0.1)
+    else:
+        keys.ignore("optim.init_lr_ratio", "there is no warm-up")
+    if name != "constant":
+        floor = "optim.min_lr_ratio"
+        fields[f"{ours}.min_lr_ratio"] = get(keys, floor, 0.01) if keys.written(floor) else 0.01
+    for other in ("num_cycles", "zero_indexed_step"):
+        keys.ignore(f"optim.{other}", "automodel does not read it")
+    return fields
+
+
 def optimizer(keys: Reader) -> dict[str, Any]:
     """The optimizer's name and further arguments, which the earlier files do not have."""
     fields: dict[str, Any] = {}
+    strategy = get(keys, "engine.strategy")
+    if strategy in (AUTOMODEL, TORCHTITAN):
+        fields["policy.optimizer.eps"] = get(keys, "optim.eps", 1e-8)
+    ignore_others(keys, "optim", TORCHTITAN if strategy == AUTOMODEL else str(strategy))
     written = str(get(keys, "optim.optimizer", "AdamW"))
-    name = OPTIMIZERS.get(written.lower())
+    name = OPTIMIZERS.get(written.lower()) or ("adamw" if written.lower() in _FUSED_ADAM else None)
     if name is None:
         what = f"there is no optimizer called {written} (known: AdamW, SGD, Muon)"
         keys.problem(what, key="optim.optimizer", fix="use optim.optimizer=AdamW")
     elif name != "adamw":
         fields["policy.optimizer.name"] = name
     for name, value in (get(keys, "optim.override_optimizer_config") or {}).items():
-        if name in MEMORY_OF_MEGATRON and get(keys, "engine.strategy") == MEGATRON:
+        if name in MEMORY_OF_MEGATRON and strategy == MEGATRON:
             why = "it sets where Megatron keeps the optimizer's numbers, and changes none"
             keys.ignore(f"optim.override_optimizer_config.{name}", why)
         elif name not in ("eps", "momentum"):

@@ -1,0 +1,163 @@
+"""verl's engines that shard as FSDP2 does: their sizes, and their own learning rates against formulas of their sources."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.backends.torch_training.rates import learning_rate_factor
+from posttrain.dialects.detect import read_config
+from posttrain.dialects.entries import SFT
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.verl import DIALECT
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+BASE = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=8",
+    f"{A}.ppo_mini_batch_size=4",
+    f"{A}.ppo_micro_batch_size_per_gpu=1",
+    f"{R}.log_prob_micro_batch_size_per_gpu=1",
+    f"{R}.name=native",
+    f"{R}.n=8",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "trainer.n_gpus_per_node=8",
+)
+TOTAL = "trainer.total_training_steps=100"
+
+
+def config(*overrides: str) -> Any:
+    loaded = read_config(None, [*BASE, *overrides], "verl")
+    assert not loaded.problems, [str(problem) for problem in loaded.problems]
+    return loaded.config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "engine", "sizes"),
+    [
+        (("model_engine=veomni", f"{A}.veomni.ulysses_parallel_size=2"), "fsdp", (2, 1, 1)),
+        (("model_engine=torchtitan", f"{A}.torchtitan.context_parallel_size=4"), "fsdp", (4, 1, 1)),
+        (("model_engine=torchtitan", f"{A}.torchtitan.tensor_parallel_size=2"), "megatron", (1, 2, 1)),
+        (
+            (f"{A}.strategy=fsdp_turbo", f"{A}.fsdp_config.turbo_config.distributed.ulysses_parallel_size=2"),
+            "fsdp",
+            (2, 1, 1),
+        ),
+    ],
+)
+def test_sizes_and_engine(overrides: tuple[str, ...], engine: str, sizes: tuple[int, int, int]) -> None:
+    policy = config(*overrides).policy
+    assert policy.engine == engine
+    assert (policy.sequence_parallel, policy.tensor_parallel, policy.pipeline_parallel) == sizes
+
+
+def test_options_and_the_gradients_norm() -> None:
+    found = config("model_engine=veomni", f"{A}.veomni.enable_full_shard=False", f"{A}.optim.clip_grad=0.5").policy
+    assert found.engine_options["reshard_after_forward"] is False
+    assert found.optimizer.max_grad_norm == 0.5
+    assert config(f"{A}.optim.clip_grad=0.5").policy.optimizer.max_grad_norm == 1.0  # fsdp reads grad_clip
+
+
+def test_a_size_that_does_not_fit_is_named_by_the_users_key() -> None:
+    key = f"{A}.veomni.ulysses_parallel_size"
+    [problem] = read_config(None, [*BASE, "model_engine=veomni", f"{key}=3"], "verl").problems
+    assert problem.field == key and "8 devices do not split into groups of 3" in problem.what
+
+
+def test_earlier_versions_do_not_have_them() -> None:
+    found = read_config(None, [*BASE, f"{A}.strategy=veomni"], "verl@0.2").problems
+    assert "verl 0.2 has no strategy veomni" in [problem.what for problem in found]
+
+
+def test_r3_replays_experts_and_r2_is_refused() -> None:
+    key = f"{A}.veomni.router_replay.mode"
+    assert config("model_engine=veomni", f"{key}=R3").rollout.routing_replay
+    [problem] = read_config(None, [*BASE, "model_engine=veomni", f"{key}=R2"], "verl").problems
+    assert problem.field == key and "experts of the old log-probs" in problem.what
+
+
+def test_veomnis_cosine() -> None:
+    """100 iterations: 10 of warm-up from half the peak, the floor of 0.1 in iteration 50; two updates share a rate."""
+    words = {"lr": 1e-6, "lr_min": 1e-7, "lr_start": 5e-7, "lr_decay_ratio": 0.5, "lr_warmup_steps_ratio": 0.1}
+    schedule = config(
+        "model_engine=veomni", TOTAL, *(f"{A}.optim.{name}={value}" for name, value in words.items())
+    ).policy.schedule
+    factor = learning_rate_factor(schedule, 200, 2)
+
+    def veomni(step: int) -> float:
+        if step < 10:
+            return (5e-7 + (1e-6 - 5e-7) * step / 10) / 1e-6
+        if step > 50:
+            return 0.1
+        wave = 0.5 * (1 + math.cos(math.pi * (step - 10) / (50 - 10)))
+        return wave * (1 - 0.1) + 0.1
+
+    for step in (0, 1, 9, 10, 11, 30, 49, 50, 51, 99):
+        assert factor(2 * step) == factor(2 * step + 1) == pytest.approx(veomni(step))
+
+
+def test_veomni_is_a_cosine_where_nothing_is_written() -> None:
+    assert config("model_engine=veomni").policy.schedule.name == "cosine"
+    style = f"{A}.optim.lr_scheduler_type=constant"
+    assert config("model_engine=veomni", style).policy.schedule.name == "constant"
+    [problem] = read_config(None, [*BASE, "model_engine=veomni", f"{A}.optim.lr_decay_ratio=0.5"], "verl").problems
+    assert "trainer.total_training_steps" in problem.fix
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+def test_torchtitans_fall_ends_in_iteration_10000(shape: str) -> None:
+    words = (f"{A}.optim.decay_type={shape}", f"{A}.optim.min_lr_factor=0.2")
+    factor = learning_rate_factor(config("model_engine=torchtitan", *words).policy.schedule, 40_000, 2)
+    shares = {"linear": lambda y: 1 - y, "cosine": lambda y: 0.5 * (1 + math.cos(math.pi * y))}
+    share = shares.get(shape, lambda y: 1 - math.sqrt(y))
+    for step in (0, 1, 2500, 9999, 10_000):
+        assert factor(2 * step) == pytest.approx(0.2 + 0.8 * share(step / 10_000))
+
+
+def test_torchtitans_warm_up_begins_above_zero() -> None:
+    """(step + 1) / 4 in the first iterations; with the floor at the peak the rate stays there."""
+    words = (f"{A}.optim.lr_warmup_steps=4", f"{A}.optim.min_lr_factor=1.0", f"{A}.optim.eps=1e-6")
+    policy = config("model_engine=torchtitan", *words).policy
+    factor = learning_rate_factor(policy.schedule, 200, 2)
+    assert [factor(2 * step) for step in range(6)] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert policy.optimizer.eps == 1e-6
+
+
+def sft(*overrides: str) -> Any:
+    loaded = read_dialect(DIALECT, None, ["trainer.n_gpus_per_node=4", *overrides], entry=SFT)
+    assert not loaded.problems, [str(problem) for problem in loaded.problems]
+    return loaded.config
+
+
+def test_automodels_schedule_is_in_shares_of_the_peak() -> None:
+    """Its file: a cosine to a hundredth; from a tenth in the warm-up, and AdamW of transformer_engine is AdamW."""
+    impl = "optim.optimizer_impl=transformer_engine.pytorch.optimizers.fused_adam"
+    found = sft("engine.strategy=automodel", "optim.lr_warmup_steps=5", "optim.optimizer=FusedAdam", impl).policy
+    assert (found.schedule.name, found.schedule.min_lr_ratio, found.schedule.warmup_start_ratio) == (
+        "cosine",
+        0.01,
+        0.1,
+    )
+    assert (found.optimizer.name, found.engine) == ("adamw", "fsdp")
+
+
+def test_a_chosen_engine_is_known_by_its_class(tmp_path: Path) -> None:
+    """``engine=megatron`` chooses a file that names the class and no strategy."""
+    text = "engine: {_target_: verl.workers.config.McoreEngineConfig, tensor_model_parallel_size: 2}\n"
+    file = tmp_path / "sft.yaml"
+    file.write_text(text)
+    loaded = read_dialect(DIALECT, str(file), ["trainer.n_gpus_per_node=4"], entry=SFT)
+    assert not loaded.problems and loaded.config.policy.engine == "megatron"
+    assert loaded.config.policy.tensor_parallel == 2
+
+
+def test_a_list_in_quotes_is_read_as_a_list() -> None:
+    """The shell leaves the quotes of optim.betas="'[0.9,0.95]'" to Hydra, for which it is a text then."""
+    loaded = read_dialect(DIALECT, None, ["optim.betas='[0.8,0.9]'", "trainer.n_gpus_per_node=1"], entry=SFT)
+    assert not loaded.problems and loaded.config.policy.optimizer.betas == (0.8, 0.9)
+    assert any("is read as the list in it" in text for text in loaded.warnings)
+    [problem] = read_dialect(DIALECT, None, ["optim.betas='[a]'", "trainer.n_gpus_per_node=1"], entry=SFT).problems
+    assert "must be list of float" in problem.what
