@@ -124,6 +124,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             shuffle_seed=shuffle_seed(config, "policy"),
             full_kl_in_reward=config.reward.kl.coef > 0 and config.reward.kl.estimator == "full",
             on_policy=(batches.on_policy or replaces_old_logprobs(config)) and not needs_old_logprobs(config),
+            replays_experts=config.policy.routing_replay,
             correction=corrected,
         ),
         max_invalid_share=1.0 if measures_nothing(config) else config.reward.max_invalid_share,

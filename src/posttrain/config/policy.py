@@ -107,3 +107,7 @@ class PolicyConfig(LearnerConfig):
     together."""
     shuffle_seed: int | None = Field(default=None, ge=0)
     """Seed of these draws; null means run.seed."""
+    routing_replay: bool = False
+    """Every update sends the tokens of a mixture of experts to the experts that they had in the pass which computes old log-probs
+    (R2), so that updates change weights and not the choice of experts; rollout.routing_replay takes the sampler's choice instead
+    (R3)."""

@@ -44,6 +44,13 @@ def replaces_old_logprobs(config: RunConfig) -> bool:
     return correction.use_rollout_logprobs or correction.proximal == "loglinear"
 
 
+def several_updates(config: RunConfig) -> bool:
+    """Tell whether a step makes more than one update of the policy."""
+    mini_batch = config.policy.sequences_per_mini_batch
+    sequences = config.data.prompts_per_step * config.rollout.samples_per_prompt
+    return config.policy.epochs_per_step > 1 or (mini_batch is not None and mini_batch != sequences)
+
+
 def scores_tokens_before(config: RunConfig) -> bool:
     """Tell whether the policy scores a step before its first update, however many updates follow."""
     return needs_old_logprobs(config) or config.loss.high_entropy_share is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -165,6 +165,28 @@ def own_distributions(batch: SequenceBatch, device: torch.device | str) -> OwnDi
         which=torch.tensor(which, device=device),
         allowed=(torch.stack(found) if found else torch.ones(1, 1, dtype=torch.bool)).to(device),
     )
+
+
+def unpack_tokens(values: Tensor, batch: SequenceBatch, *, share_prompts: bool, padded: bool) -> Tensor:
+    """Scatter values of a packed batch's tokens, [N, ...], to [B, P + T, ...] on the CPU, -1 where a row has no token. The values
+    of a shared prompt go to each of its rows.
+
+    Args: values of further tokens, behind these, are dropped; share_prompts and padded as in the call of ``pack`` that the values
+        come from.
+    """
+    whole = batch.tokens.shape
+    numbered = replace(batch, experts=torch.arange(whole.numel()).view(*whole, 1, 1))
+    places = pack(numbered, share_prompts=share_prompts, padded=padded).experts
+    assert places is not None, "the batch has values of tokens"
+    places = places.flatten()
+    out = values.new_full((whole.numel(), *values.shape[1:]), -1, device="cpu")
+    out[places[places >= 0]] = values.cpu()[: len(places)][places >= 0]
+    out = out.view(*whole, *values.shape[1:])
+    if share_prompts and not padded:
+        for first, *others in rows_sharing_a_prompt(batch):
+            if others:
+                out[others, : batch.prompt_width] = out[first, : batch.prompt_width].clone()
+    return out
 
 
 def rows_sharing_a_prompt(batch: SequenceBatch) -> Iterator[list[int]]:

@@ -97,6 +97,11 @@ class OptimizedEngine(Protocol):
 class TrainEngine(ScoringEngine, OptimizedEngine, Protocol):
     """The policy, with its optimizer."""
 
+    def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """``logprobs``, and the experts that the tokens had while these were computed, [B, P + T, layers, chosen] int16, -1 for
+        padding. In runs whose updates replay them (policy.routing_replay)."""
+        ...
+
     def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """KL(policy || reference) over the vocabulary at every response token, [B, T] float32 nats, 0 where response_mask is
         False. No gradient. In runs whose reward holds that KL (reward.kl.estimator full)."""

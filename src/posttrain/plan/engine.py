@@ -97,7 +97,8 @@ class EnginePlan:
     saves_parts: ClassVar[bool] = True  # every process can write its own part of a checkpoint
     optimizers: ClassVar[tuple[str, ...]] = ("adamw",)
     scales_losses: ClassVar[bool] = False  # trains in float16
-    hooks_routers: ClassVar[bool] = False  # can replay the sampler's experts, and balance them by the loss
+    replays_experts: ClassVar[bool] = False  # can send tokens to the experts that they had in another pass
+    balances_experts: ClassVar[bool] = False  # has a loss that balances experts
     moves_reference: ClassVar[bool] = False  # the policy's weights can be mixed into the reference
     quantizes: ClassVar[bool] = False  # trains an adapter on 4-bit weights
     scores_responses: ClassVar[bool] = False  # computes the reward model

@@ -128,6 +128,8 @@ class TrainerLogprobs:
         None  # [B, T] float32 nats, to the reference over the vocabulary; None: not part of the reward
     )
     entropies: Tensor | None = None  # [B, T] float32 nats, of the policy; None: the loss does not choose tokens by them
+    # [B, P + T, layers, chosen] int16, while ``old`` was computed, until the sequences have them; None: they keep theirs
+    experts: Tensor | None = None
     # [B, T] float32, multiply the token losses; None: not corrected by weights
     importance_weights: Tensor | None = None
     rejected: Tensor | None = None  # [B, T] bool, sampled tokens left out of the loss; None: no rule rejects any

@@ -194,6 +194,7 @@ class UpdatePlan:
     shuffle_seed: int | None = None  # of this step; None: mini-batches are cut in the order of the batch
     full_kl_in_reward: bool = False  # the reward holds the KL to the reference over the whole vocabulary
     on_policy: bool  # nothing needs old log-probs before the update, such as one update per step
+    replays_experts: bool = False  # updates use the experts of the pass that computes old log-probs
     correction: RolloutCorrectionPlan = RolloutCorrectionPlan()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
@@ -183,6 +183,9 @@ def shape(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPla
     with clock.phase("logprobs"):
         # log pi_old, log pi_ref
         logprobs = trainer_logprobs(scored.sequences, roles.policy, roles.reference, plan.update)
+        if logprobs.experts is not None:
+            scored = replace(scored, sequences=replace(scored.sequences, experts=logprobs.experts))
+            logprobs = replace(logprobs, experts=None)
         scored = add_sum_pi_squared(scored, roles.policy, plan)  # for estimators that name it
     # R_i normalised; r_i,t less the KL
     return with_teachers(shape_rewards(scored, logprobs, plan.reward, rewards), roles, plan, clock)
@@ -191,11 +194,17 @@ def shape(roles: Roles, scored: ScoredBatch, rewards: RewardState, plan: StepPla
 def trainer_logprobs(
     batch: SequenceBatch, policy: TrainEngine, reference: ScoringEngine | None, plan: UpdatePlan
 ) -> TrainerLogprobs:
-    """log pi_old, unless nothing needs it before the update, and log pi_ref, if there is a reference; then the correction of
-    the gap between sampler and trainer, if the plan has one."""
+    """log pi_old, unless nothing needs it before the update, with the experts of this pass where updates replay them, and
+    log pi_ref, if there is a reference; then the correction of the gap between sampler and trainer, if the plan has one."""
     temperature = plan.loss.temperature
+    old, experts = None, None
+    if not plan.on_policy and plan.replays_experts:
+        old, experts = policy.logprobs_and_experts(batch, temperature)
+    elif not plan.on_policy:
+        old = policy.logprobs(batch, temperature)
     logprobs = TrainerLogprobs(
-        old=None if plan.on_policy else policy.logprobs(batch, temperature),
+        old=old,
+        experts=experts,
         ref=reference.logprobs(batch, temperature) if reference else None,
         full_kl=policy.reference_kl(batch, temperature) if plan.full_kl_in_reward else None,
         entropies=None if plan.loss.high_entropy_share is None else policy.entropies(batch, temperature),

@@ -21,6 +21,7 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.routing import routers_of
 from posttrain.models.tiny import FAMILIES, Family, tiny_tokenizer, write_tiny_model
+from posttrain.plan.checks.engines import router_warnings
 from posttrain.plan.checks.train import check
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan
@@ -226,6 +227,20 @@ def test_models_without_such_routers_are_refused(tiny_llama: Path) -> None:
         routers_of(nn.Sequential(SigmoidRouter(4, 3)), "rollout.routing_replay")
 
 
+def test_replaying_without_a_pass_to_record_is_reported() -> None:
+    def said(**sections: Any) -> list[str]:
+        plain = {"model": {"path": "x"}, "data": {"train_files": ["x"]}}
+        return list(router_warnings(RunConfig.model_validate(plain | sections)))
+
+    again, epochs = {"routing_replay": True}, {"epochs_per_step": 2}
+    assert said(policy=epochs) == said(policy=again | epochs) == []
+    assert said(policy=again) == [
+        "policy.routing_replay has no effect: a step makes one update, whose own pass computes the old log-probs"
+    ]
+    [text] = said(policy=again | epochs, loss={"rollout_correction": {"use_rollout_logprobs": True}})
+    assert "the sampler's log-probs are the old ones" in text
+
+
 def test_runs_that_cannot_replay_or_balance_say_so() -> None:
     def said(**sections: Any) -> list[str]:
         plain = {"model": {"path": "x"}, "data": {"train_files": ["x"]}}
@@ -233,8 +248,20 @@ def test_runs_that_cannot_replay_or_balance_say_so() -> None:
 
     two, replay = {"placement": {"devices": 2}}, {"rollout": {"routing_replay": True}}
     assert said(**replay) == said(**two, **replay, policy={"engine": "fsdp"}) == []
-    assert said(**two, **replay, policy={"engine": "megatron"}) == [
-        "rollout.routing_replay is not supported by policy.engine=megatron"
+    assert said(**two, **replay, policy={"engine": "megatron"}) == []
+    assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "megatron"}) == [
+        "loss.router_balance_coef is not supported by policy.engine=megatron"
+    ]
+    again = {"routing_replay": True}
+    assert said(**two, policy={"engine": "deepspeed", **again}) == [
+        "policy.routing_replay is not supported by policy.engine=deepspeed"
+    ]
+    assert said(**two, policy={"engine": "megatron", "pipeline_parallel": 2, **again}) == [
+        "policy.routing_replay needs all routers in one process, and policy.pipeline_parallel=2 cuts the layers into stages"
+    ]
+    assert said(**replay, policy=again) == [
+        "policy.routing_replay and rollout.routing_replay replay two choices of experts: that of the old log-probs, and the "
+        "sampler's"
     ]
     assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "fsdp", "sequence_parallel": 2}) == [
         "loss.router_balance_coef needs whole sequences, and policy.sequence_parallel=2 cuts them"

@@ -39,7 +39,7 @@ class PolicyModel(OptimizedModel):
         max_tokens_per_scoring_batch: int | None = None,  # replaces the number of sequences
         reference: LogprobScorer | None = None,  # for the KL over the whole vocabulary (kl_estimator full) in the loss
         moving_reference: MovingReference | None = None,  # follows this policy
-        routers: Routers | None = None,  # that replay the sampler's experts, or are balanced by the loss
+        routers: Routers | None = None,  # that replay experts, or are balanced by the loss
         teachers: Mapping[str, LogprobScorer] | None = None,  # compared over the whole vocabulary, by name
         **how: Unpack[Learning],
     ):
@@ -104,6 +104,9 @@ class PolicyModel(OptimizedModel):
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.logprobs(batch, temperature)
+
+    def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        return self._scorer.logprobs_and_experts(batch, temperature)
 
     def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.entropies(batch, temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,7 @@ from posttrain.algos.own_distributions import head_logits, score_own
 from posttrain.backends.torch_training.distilling import TeachersOfRow, comparison_of
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row, Sharding
-from posttrain.data.packing import PackedSequences, pack
+from posttrain.data.packing import PackedSequences, pack, unpack_tokens
 from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
 from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs
@@ -91,6 +92,26 @@ class LogprobScorer:
         return self._over_batch(batch, lambda packed: self.score(packed, temperature).logprobs)
 
     @torch.no_grad()
+    def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """See interfaces.train_engine.TrainEngine."""
+        routers = self.routers
+        assert routers is not None, "routers are given to an engine whose updates replay them"
+        whole = batch.tokens.shape[1], routers.layers, routers.chosen
+
+        def of(packed: PackedSequences, rows: list[int]) -> Tensor:
+            with routers.recording() as recorded:
+                logprobs = packed.unpack(self.score(packed, temperature).logprobs).cpu()
+            experts = unpack_tokens(
+                routers.stacked(recorded), batch.rows(rows), share_prompts=self.cutter.share_prompts, padded=self.padded
+            )
+            # One tensor, which processes join as they join log-probs; float32 holds the numbers of experts exactly.
+            return torch.cat([logprobs, experts.flatten(1).float()], dim=1)
+
+        joined = self._over_parts(batch, of)
+        logprobs, experts = joined.split([batch.response_mask.shape[1], math.prod(whole)], dim=1)
+        return logprobs.contiguous(), experts.to(torch.int16).view(len(batch), *whole)
+
+    @torch.no_grad()
     def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
         """See interfaces.train_engine.ScoringEngine."""
         return self._over_batch(batch, lambda packed: self.score(packed, temperature).entropy)
@@ -134,13 +155,21 @@ class LogprobScorer:
         return self._over_rows(batch, lambda packed, rows: scores(packed))
 
     def _over_rows(self, batch: SequenceBatch, scores: Callable[[PackedSequences, list[int]], Tensor | None]) -> Tensor:
+        def of(packed: PackedSequences, rows: list[int]) -> Tensor:
+            found = scores(packed, rows)
+            assert found is not None, "the requested scores are present"
+            return (packed.unpack(found) if found.ndim == 1 else packed.unpack_several(found)).cpu()
+
+        return self._over_parts(batch, of)
+
+    def _over_parts(self, batch: SequenceBatch, part: Callable[[PackedSequences, list[int]], Tensor]) -> Tensor:
+        """Compute ``part`` of every packed micro-batch and its rows, [b, n], as [B, n]."""
+
         def of(rows: list[int]) -> Tensor:
             packed = self.pack(batch.rows(rows))
             if self.routers:
                 self.routers.prepare(packed.experts)
-            found = scores(packed, rows)
-            assert found is not None, "the requested scores are present"
-            return (packed.unpack(found) if found.ndim == 1 else packed.unpack_several(found)).cpu()
+            return part(packed, rows)
 
         if self._rests:
             self.model.to(self._device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper

@@ -33,6 +33,7 @@ class Row:
     )
     images: tuple[PlacedImages, ...] = ()
     own: OwnDistributions | None = None  # of some of the m scores; None: all have the run's
+    experts: Tensor | None = None  # [n, layers, chosen], where megatron-core's routers replay them
 
 
 class Sharding:

@@ -168,13 +168,15 @@ def start_policy(
 
 
 def _routers(config: RunConfig, model: PreTrainedModel) -> dict[str, Any]:
-    """Return the argument of engines that replay the sampler's experts, or balance them. Before the model is sharded: its routers
+    """Return the argument of engines that replay experts, or balance them. Before the model is sharded: its routers
     are tried out."""
-    if config.rollout.routing_replay:
-        return {"routers": routers_of(model, "rollout.routing_replay")}
-    if config.loss.router_balance_coef:
-        return {"routers": routers_of(model, "loss.router_balance_coef")}
-    return {}
+    asked = {
+        "rollout.routing_replay": config.rollout.routing_replay,
+        "policy.routing_replay": config.policy.routing_replay,
+        "loss.router_balance_coef": config.loss.router_balance_coef,
+    }
+    field = next((name for name, value in asked.items() if value), None)
+    return {"routers": routers_of(model, field)} if field else {}
 
 
 def _moving(config: RunConfig, reference: LogprobScorer | None) -> dict[str, Any]:

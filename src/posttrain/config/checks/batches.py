@@ -14,6 +14,7 @@ from posttrain.config.roles import (
     needs_values,
     replaces_old_logprobs,
     scores_tokens_before,
+    several_updates,
 )
 from posttrain.errors import Problem
 
@@ -55,15 +56,12 @@ def batch_warnings(config: RunConfig) -> Iterator[str]:
 
 def _cut_roles(config: RunConfig) -> list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]]:
     """The sections whose micro-batches a run cuts. That of the reference also serves the policy's old log-probs."""
-    mini_batch = config.policy.sequences_per_mini_batch
-    sequences = config.data.prompts_per_step * config.rollout.samples_per_prompt
-    several_updates = config.policy.epochs_per_step > 1 or (mini_batch is not None and mini_batch != sequences)
     scores_reference = needs_ref_logprobs(config)
     roles: list[tuple[str, PolicyConfig | ReferenceConfig | CriticConfig]] = [("policy", config.policy)]
     scores_policy = (
         scores_tokens_before(config)
         or chooses_before(config)
-        or (several_updates and not replaces_old_logprobs(config))
+        or (several_updates(config) and not replaces_old_logprobs(config))
     )
     if scores_policy or scores_reference:
         roles.append(("reference", config.reference))

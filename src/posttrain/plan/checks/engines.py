@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from posttrain.config import RunConfig, TrainingConfig
-from posttrain.config.roles import trained_roles, uses_reference
+from posttrain.config.roles import (
+    needs_old_logprobs,
+    replaces_old_logprobs,
+    several_updates,
+    trained_roles,
+    uses_reference,
+)
 from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learners, engine_options, engine_plan, engine_plans, engine_that
 from posttrain.registry import ROLLOUT_ENGINES, is_installed, missing_library
+
+_BALANCE = "loss.router_balance_coef"
 
 
 def engine_problems(config: TrainingConfig) -> Iterator[Problem]:
@@ -95,17 +103,30 @@ def quantized_problems(config: TrainingConfig) -> Iterator[Problem]:
                 yield Problem(what, fix=fix, field=f"{role}.lora.quantize")
 
 
+def _can(plan: EnginePlan, field: str) -> bool:
+    """Tell whether an engine can do to routers what a field asks for."""
+    return plan.balances_experts if field == _BALANCE else plan.replays_experts
+
+
 def router_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield why experts cannot be replayed or balanced in this run."""
-    replay, balance = "rollout.routing_replay", "loss.router_balance_coef"
-    asked = [replay] * config.rollout.routing_replay + [balance] * bool(config.loss.router_balance_coef)
+    replay, again = "rollout.routing_replay", "policy.routing_replay"
+    asked = [replay] * config.rollout.routing_replay + [again] * config.policy.routing_replay
+    asked += [_BALANCE] * bool(config.loss.router_balance_coef)
+    if config.rollout.routing_replay and config.policy.routing_replay:
+        what = f"{again} and {replay} replay two choices of experts: that of the old log-probs, and the sampler's"
+        yield Problem(what, fix="use one of them", field=again)
     engine = config.policy.engine
     for field in asked:
-        if not engine_plan(engine).hooks_routers:
-            own = ", or its own moe_aux_loss_coeff in policy.engine_options" if field == balance else ""
-            other = engine_that(lambda plan: plan.hooks_routers and plan.shares_out)
+        if not _can(engine_plan(engine), field):
+            own = ", or its own moe_aux_loss_coeff in policy.engine_options" if field == _BALANCE else ""
+            other = engine_that(lambda plan, field=field: plan.shares_out and _can(plan, field))
             what = f"{field} is not supported by policy.engine={engine}"
             yield Problem(what, fix=f"use policy.engine={other}{own}", field=field)
+        elif config.policy.pipeline_parallel > 1:
+            stages = f"policy.pipeline_parallel={config.policy.pipeline_parallel}"
+            what = f"{field} needs all routers in one process, and {stages} cuts the layers into stages"
+            yield Problem(what, fix="use policy.pipeline_parallel=1", field=field)
         if config.policy.sequence_parallel > 1:
             what = f"{field} needs whole sequences, and policy.sequence_parallel={config.policy.sequence_parallel} cuts them"
             yield Problem(what, fix="use policy.sequence_parallel=1", field=field)
@@ -118,6 +139,17 @@ def router_problems(config: RunConfig) -> Iterator[Problem]:
         if config.environment.used:
             what = f"{replay} is for single-turn responses: experts are not kept from turn to turn"
             yield Problem(what, fix=f"use {replay}=false", field=replay)
+
+
+def router_warnings(config: RunConfig) -> Iterator[str]:
+    """Yield that there is no pass whose choice of experts could be replayed."""
+    if not config.policy.routing_replay or needs_old_logprobs(config):
+        return
+    if replaces_old_logprobs(config):
+        why = "the sampler's log-probs are the old ones, so no pass computes these"
+        yield f"policy.routing_replay has no effect: {why}; rollout.routing_replay replays the sampler's experts"
+    elif not several_updates(config):
+        yield "policy.routing_replay has no effect: a step makes one update, whose own pass computes the old log-probs"
 
 
 def reference_warnings(config: RunConfig) -> Iterator[str]:

@@ -34,6 +34,7 @@ from posttrain.plan.checks.engines import (
     reference_problems,
     reference_warnings,
     router_problems,
+    router_warnings,
     scoring_problems,
     sharded_saving_problems,
 )
@@ -152,6 +153,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *cluster_warnings(config.placement),
         *algorithm_warnings(config),
         *reference_warnings(config),
+        *router_warnings(config),
         *distillation_warnings(config),
         *batch_warnings(config),
         *domain_warnings(config),

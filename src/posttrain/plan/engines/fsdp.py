@@ -206,7 +206,8 @@ class FsdpPlan(EnginePlan):
     peer_names: ClassVar[tuple[str, ...]] = ("fsdp", "fsdp2")
     shares_out: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
-    hooks_routers: ClassVar[bool] = True
+    replays_experts: ClassVar[bool] = True
+    balances_experts: ClassVar[bool] = True
     scores_responses: ClassVar[bool] = True
     scales_losses: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")

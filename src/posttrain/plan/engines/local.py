@@ -20,7 +20,8 @@ class LocalPlan(EnginePlan):
     keeps_whole: ClassVar[bool] = True
     reads_images: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
-    hooks_routers: ClassVar[bool] = True
+    replays_experts: ClassVar[bool] = True
+    balances_experts: ClassVar[bool] = True
     scores_responses: ClassVar[bool] = True
     quantizes: ClassVar[bool] = True
     scales_losses: ClassVar[bool] = True

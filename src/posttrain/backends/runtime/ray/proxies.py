@@ -122,6 +122,12 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
     def __init__(self, workers: WorkerGroup):
         RemoteScorer.__init__(self, workers, "policy")
 
+    def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        held = self.workers.shelf.place(batch)
+        asked = held.record, self.role, "logprobs_and_experts", (temperature,), *held.arrays
+        found: tuple[Tensor, Tensor] = from_plain(self.workers.call("score", *asked, what="policy logprobs"))
+        return found
+
     def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scores("reference_kl", batch, temperature)
 

@@ -18,12 +18,14 @@ from posttrain.algos.preferences import preference_loss
 from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
 from posttrain.backends.torch_training.sharding import Sharding
+from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.learner import MegatronLearner
 from posttrain.backends.train.megatron.scorer import MegatronScorer, WithoutAdapter, frozen, policy_scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
+from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.statistics import ForwardBackwardStats
@@ -46,6 +48,7 @@ class MegatronTrainEngine(MegatronLearner):
         max_tokens_per_micro_batch: int | None = None,
         max_tokens_per_scoring_batch: int | None = None,
         reference: MegatronScorer | None = None,
+        routers: Routers | None = None,  # of the shell; experts are replayed by those of megatron-core
         **how: Unpack[How],
     ):
         assert reference is None, "checks reject losses that need the reference"
@@ -63,7 +66,9 @@ class MegatronTrainEngine(MegatronLearner):
             self._sharding.pooled(max_tokens_per_scoring_batch),
             share_prompts=self._share_prompts,
         )
-        self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded)
+        choice = ExpertChoice(self.parts.gpt, self._sharding) if routers else None
+        self._pipeline.choice = choice
+        self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded, choice=choice)
         self._sharding.policy = self.parts
 
     @staticmethod
@@ -98,6 +103,9 @@ class MegatronTrainEngine(MegatronLearner):
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.logprobs(batch, temperature)
+
+    def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        return self._scorer.logprobs_and_experts(batch, temperature)
 
     def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.entropies(batch, temperature)

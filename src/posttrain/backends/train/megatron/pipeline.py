@@ -12,6 +12,7 @@ from torch import Tensor
 
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row
+from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.model import run
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.sharding import MegatronSharding
@@ -31,18 +32,26 @@ class Pipeline:
 
     def __init__(self, parts: ModelParts, cutter: Cutter, *, padded: bool = False):
         self.parts = parts
+        self.choice: ExpertChoice | None = None  # of experts, which passes replay where the batch has any
         self.cutter = cutter
         self.padded = padded
         self.sharding: MegatronSharding = parts.sharding
 
-    def over(self, batch: SequenceBatch, scores: Scores) -> Tensor:
-        """Compute the first of the scores for all rows, [B, T] on the CPU; no gradient."""
+    def over(
+        self, batch: SequenceBatch, scores: Scores, beside: Callable[[SequenceBatch], Tensor] | None = None
+    ) -> Tensor:
+        """Compute the first of the scores for all rows, [B, T] on the CPU; no gradient. With ``beside`` its values of every
+        micro-batch, [b, m], which are computed after its pass, stand behind them, [B, T + m]."""
         rows = self.dealt(batch)
-        found = self.through(
-            [batch.rows(part or [0]) for part in rows], scores, lambda number, each: (each[0].sum(), each[0])
-        )
+        micros = [batch.rows(part or [0]) for part in rows]
+
+        def finish(number: int, each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            values = torch.cat([each[0], beside(micros[number])], dim=1) if beside else each[0]
+            return each[0].sum(), values
+
+        found = self.through(micros, scores, finish)
         known = [values for part, values in zip(rows, found, strict=False) if part]
-        empty = torch.zeros(0, *batch.response_mask.shape[1:])
+        empty = found[0][:0] if found else torch.zeros(0, *batch.response_mask.shape[1:])
         order = [row for part in rows for row in part] if known else []
         return self.sharding.joined(torch.cat([empty, *known]), order, len(batch))
 
@@ -66,6 +75,8 @@ class Pipeline:
                 micros[number], self.sharding.device, share_prompts=self.cutter.share_prompts, padded=self.padded
             )
             row = self.sharding.row(packed)
+            if self.choice:
+                self.choice.prepare(row.experts)
 
             def last(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
                 loss, kept = finish(number, [self._unpacked(each, row, packed) for each in scores(hidden[0], row)])
@@ -91,6 +102,9 @@ class Pipeline:
             if not is_out_of_memory(error):
                 raise
             raise RunStopped("out of memory in a micro-batch of megatron; use smaller micro-batches") from error
+        finally:
+            if self.choice:
+                self.choice.prepare(None)
         return found
 
     def _unpacked(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:

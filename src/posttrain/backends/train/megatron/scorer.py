@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -15,10 +17,12 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.sharding import Row
+from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
 from posttrain.backends.train.megatron.scoring import score_cut
 from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.data.packing import unpack_tokens
 from posttrain.models.head import states_at
 from posttrain.records.batches import SequenceBatch
 
@@ -28,12 +32,28 @@ class MegatronScorer:
 
     note: str | None = None
 
-    def __init__(self, parts: ModelParts, cutter: Cutter, *, padded: bool = False):
+    def __init__(self, parts: ModelParts, cutter: Cutter, *, padded: bool = False, choice: ExpertChoice | None = None):
         self.parts = parts
         self._pipeline = Pipeline(parts, cutter, padded=padded)
+        self._pipeline.choice = choice
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._pipeline.over(batch, policy_scores(self.parts, temperature))
+
+    def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """See interfaces.train_engine.TrainEngine."""
+        choice, how = self._pipeline.choice, self._pipeline
+        assert choice is not None, "updates that replay experts have a choice of these"
+        whole = batch.tokens.shape[1], choice.layers, choice.chosen
+        with choice.recording() as recorded:
+
+            def experts(micro: SequenceBatch) -> Tensor:
+                found = unpack_tokens(recorded(), micro, share_prompts=how.cutter.share_prompts, padded=how.padded)
+                return found.flatten(1).float()
+
+            joined = how.over(batch, policy_scores(self.parts, temperature), experts)
+        logprobs, found = joined.split([batch.response_mask.shape[1], math.prod(whole)], dim=1)
+        return logprobs.contiguous(), found.to(torch.int16).view(len(batch), *whole)
 
     def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
         scores = policy_scores(self.parts, temperature)

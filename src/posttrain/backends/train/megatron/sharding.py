@@ -141,6 +141,7 @@ class MegatronSharding(Sharding):
                 layout=layout,
                 predicting=packed.predicting,
                 targets=packed.targets,
+                experts=None if packed.experts is None else self._of_my_tokens(packed.experts, filling),
             )
         length = len(token_ids) // self.sequence
         first = self.context_group.rank() * length
@@ -156,6 +157,19 @@ class MegatronSharding(Sharding):
             targets=packed.targets[scored],
             places=places,
         )
+
+    def _of_my_tokens(self, experts: Tensor, filling: int) -> Tensor:
+        """Return the experts of the tokens that this rank's routers see, [n, layers, chosen]; padding has none (-1)."""
+        whole = pad(experts, (0, 0, 0, 0, 0, filling), value=-1)
+        return whole.chunk(self.tensor)[self.tensor_group.rank()] if self.sequence_parallel else whole
+
+    def of_all_tokens(self, values: Tensor) -> Tensor:
+        """Gather values of the tokens that each rank's routers see, [n, ...], to those of the row, on the CPU."""
+        if not self.sequence_parallel:
+            return values.cpu()
+        parts = [torch.empty_like(values) for _ in range(self.tensor)]
+        dist.all_gather(parts, values.contiguous(), group=self.tensor_group)
+        return torch.cat(parts).cpu()
 
     def _more_tokens(self, count: int) -> int:
         """Return the padding that makes a row as long as the longest one gathered together with it."""

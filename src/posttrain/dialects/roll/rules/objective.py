@@ -148,8 +148,7 @@ def _experts(keys: Reader) -> dict[str, Any]:
     if mode == "R3":
         fields["rollout.routing_replay"] = True
     elif mode == "R2":
-        what = f"{key}=R2 replays the experts of the old log-probs; those of the sampler are replayed here"
-        keys.problem(what, key=key, fix=f"use {key}=R3, or disable")
+        fields["policy.routing_replay"] = True
     return fields
 
 

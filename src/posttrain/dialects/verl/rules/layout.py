@@ -131,7 +131,7 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
         others = {
             name: value
             for name, value in keys.section(f"{section}.megatron").items()
-            if f"{section}.megatron.{name}" not in sizes.values() and value is not None
+            if f"{section}.megatron.{name}" not in sizes.values() and value is not None and name != "router_replay"
         }
         if role == "policy" and get(keys, FREEZE_ROUTER):
             others["freeze_moe_router"] = True

@@ -74,13 +74,15 @@ def shuffles(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
 
 
 def routing(keys: Reader) -> dict[str, Any]:
-    """The experts of a mixture: recorded by the sampler (R3), and replayed by the actor."""
+    """The experts of a mixture: recorded by the sampler (R3) or with the old log-probs (R2), and replayed by the actor."""
     place = f"{ACTOR}.veomni" if keys[f"{ACTOR}.strategy"] == VEOMNI else ACTOR
-    key, recorded = f"{place}.router_replay.mode", get(keys, f"{ROLLOUT}.enable_rollout_routing_replay", False)
-    mode = get(keys, key)
+    recorded = get(keys, f"{ROLLOUT}.enable_rollout_routing_replay", False)
+    mode = get(keys, f"{place}.router_replay.mode")
     if mode == "R2":
-        what = "router_replay.mode=R2 replays the experts of the old log-probs; those of the sampler are replayed here"
-        keys.problem(what, key=key, fix=f"use {key}=R3, or disabled")
+        keys.ignore(
+            f"{ROLLOUT}.enable_rollout_routing_replay", "router_replay.mode=R2 replays those of the old log-probs"
+        )
+        return {"policy.routing_replay": True}
     return {"rollout.routing_replay": True} if mode == "R3" or recorded else {}
 
 

@@ -26,6 +26,7 @@ class MegatronPlan(EnginePlan):
     library: ClassVar[str | None] = "megatron"
     peer_names: ClassVar[tuple[str, ...]] = ("megatron",)
     shares_out: ClassVar[bool] = True
+    replays_experts: ClassVar[bool] = True
     splits_layers: ClassVar[bool] = True
     splits_sequences: ClassVar[bool] = True
     takes_any_model: ClassVar[bool] = False
