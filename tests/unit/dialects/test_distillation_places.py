@@ -116,3 +116,57 @@ def test_here_takes_the_devices_of_teachers() -> None:
 def test_a_wrong_setting_of_a_teacher_is_named(key: str, value: str, said: str) -> None:
     (problem,) = sampled(ONE, f"++distillation.teacher_models.teacher_model.{key}={value}").problems
     assert said in problem.what and f"teacher_model.{key}" in problem.where
+
+
+OPD = (
+    "pretrain=m",
+    "response_length=100",
+    "student_train.data_args.file_name=a.jsonl",
+    "is_pure_opd=true",
+    "teacher.model_args.model_name_or_path=big",
+    "student_train.strategy_args.strategy_name=fsdp2_train",
+)
+
+
+def opd(*overrides: str) -> LoadedConfig[Any]:
+    return read_dialect(roll.DIALECT, None, (*OPD, *overrides))
+
+
+def test_rolls_teachers_need_no_reward_and_have_their_own_devices() -> None:
+    mapped = ("student_train.device_mapping=[0,1]", "student_infer.device_mapping=[0,1]")
+    apart = opd(*mapped, "teacher.device_mapping=[2]", "teacher.infer_batch_size=4")
+    assert devices_of(apart) == {"teacher": [2]}
+    assert (apart.config.placement.devices, apart.config.policy.devices) == (3, [0, 1])
+    assert apart.config.distillation.teachers["teacher"].sequences_per_micro_batch_per_device == 4
+    assert apart.config.reward.terms == []
+    assert devices_of(opd(*mapped)) == {"teacher": None}
+    sampler = ("student_train.device_mapping=[0,1]", "student_infer.device_mapping=[2,3]")
+    assert devices_of(opd(*sampler)) == {"teacher": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("teacher.device_mapping=[0,0]", "names device 0 twice"),
+        ("teacher.opd_kl_coef=text", "teacher.opd_kl_coef must be float | null, not 'text'"),
+        ("teacher.tag_included=math", "teacher.tag_included must be list of text, not 'math'"),
+        ("teacher.model_args.model_name_or_path=[]", "must be text | null, not []"),
+        ("teacher.infer_batch_size=0", "must be at least 1, not 0"),
+    ],
+)
+def test_a_wrong_setting_of_rolls_teacher_is_one_problem(wrong: str, said: str) -> None:
+    (problem,) = opd(f"++{wrong}").problems
+    assert said in problem.what and problem.where == f"override ++{wrong}"
+
+
+def test_a_misspelt_setting_of_a_teacher_is_ignored_with_a_guess() -> None:
+    (ignored,) = [one for one in opd("+teacher.opd_kl_coeff=0.5").ignored if one.key == "teacher.opd_kl_coeff"]
+    assert ignored.reason == "an unknown key; did you mean opd_kl_coef?"
+
+
+def test_a_teacher_of_texts_has_a_size_of_its_own() -> None:
+    size = "teacher.training_args.per_device_train_batch_size"
+    assert texts(f"{size}=3").config.distillation.teachers["teacher"].sequences_per_micro_batch_per_device == 3
+    (problem,) = texts(f"{size}=0").problems
+    assert problem.where == f"override {size}=0"
+    assert not texts("teacher.strategy_args.strategy_name=megatron_infer").problems

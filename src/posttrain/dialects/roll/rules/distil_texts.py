@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.roll.rules.teacher_workers import PATH, SECTION, teacher_values
 
+_BATCH = "training_args.per_device_train_batch_size"
 _NAMES = {"js_divergence": "jensen_shannon"}
 _SETTINGS = {
     "skewed_forward_kl": ("skew", "skew_lambda"),
@@ -28,8 +30,8 @@ _KEYS = (
 
 def distil_texts(keys: Reader) -> dict[str, Any]:
     """The teacher and the divergence from it; empty without a teacher, for supervised fine-tuning alone."""
-    worker = keys.section("teacher")
-    path = (worker.get("model_args") or {}).get("model_name_or_path") or keys["teacher_pretrain"]
+    worker = teacher_values(keys, SECTION, keys.section(SECTION), like="sft_train", read=(PATH, _BATCH))
+    path = worker.get(PATH) or keys["teacher_pretrain"]
     if not path:
         for key in _KEYS:
             keys.ignore(key, "no teacher is named (teacher_pretrain)")
@@ -55,8 +57,10 @@ def distil_texts(keys: Reader) -> dict[str, Any]:
         keys.origins[f"distillation.divergence.{setting}"] = read
     for key in sorted({key for _, key in _SETTINGS.values()} - {read}):
         keys.ignore(key, f"kd_objective={objective} does not read it")
-    micro = (worker.get("training_args") or {}).get("per_device_train_batch_size")
-    teacher = {"path": path} | ({"sequences_per_micro_batch_per_device": micro} if micro else {})
+    teacher: dict[str, Any] = {"path": path}
+    if _BATCH in worker:
+        teacher["sequences_per_micro_batch_per_device"] = worker[_BATCH]
+        keys.origins["distillation.teachers.teacher.sequences_per_micro_batch_per_device"] = f"{SECTION}.{_BATCH}"
     return fields | {
         "distillation.teachers": {"teacher": teacher},
         "distillation.divergence": divergence,

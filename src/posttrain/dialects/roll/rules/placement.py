@@ -12,6 +12,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.devices import EXAMPLE, devices_of
 from posttrain.dialects.roll.ledger import LEDGER
 from posttrain.dialects.roll.rules.look import CONFIG, count, samples_only, written_config
+from posttrain.dialects.roll.rules.teacher_workers import teacher_devices
 from posttrain.dialects.roll.strategies import DEEPSPEED, MEGATRON, ONE_PROCESS, SHARDED
 from posttrain.plan.engine import engine_called
 
@@ -58,7 +59,8 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
         devices["policy"] = devices["rollout"]
         keys.warn("actor_train has no devices, so the run plays the episodes of all its steps once and trains nothing")
     judges = [device_ids(keys, section) for section in _judges(keys)]
-    total = max((max(ids) + 1 for ids in (*devices.values(), *judges) if ids), default=1)
+    taught = teacher_devices(keys).values() if keys["is_pure_opd"] or keys["use_opd"] else []
+    total = max((max(ids) + 1 for ids in (*devices.values(), *judges, *taught) if ids), default=1)
     per_node = count(keys, "num_gpus_per_node")
     nodes = -(-total // per_node)
     if total % nodes:  # the last node is there as a whole

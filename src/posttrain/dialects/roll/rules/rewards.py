@@ -42,6 +42,8 @@ def rewards(keys: Reader) -> dict[str, Any]:
         if not isinstance(section, dict):
             keys.problem(f"rewards.{name} must be a section, not {section!r}", key=f"rewards.{name}",
                          fix="give it a worker_cls")  # fmt: skip
+    if not domains and keys["is_pure_opd"] and keys.section("teacher"):
+        return {}  # teachers alone are learned from
     if not domains:
         keys.problem(
             "there is no reward: rewards is empty", key="rewards",

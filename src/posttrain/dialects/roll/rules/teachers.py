@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.roll.rules.teacher_workers import (
+    COEF,
+    DEVICES,
+    PATH,
+    TAGS,
+    teacher_devices,
+    teacher_sections,
+    teacher_values,
+)
 
 TEACHERS = "distillation.teachers"
+_BATCH = "infer_batch_size"
 _ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2"}
 # Settings of rewards' advantages, which teachers alone do not read.
 _OF_REWARDS = (
@@ -34,10 +43,10 @@ def teachers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
         for key in ("teacher", "pure_opd_pipeline_type"):
             keys.ignore(key, "neither is_pure_opd nor use_opd is true")
         return fields
-    found = _teachers(keys)
+    found = _teachers(keys, fields.get("policy.devices"))
     if pure and mixed:
         keys.problem("is_pure_opd and use_opd are both true", key="is_pure_opd", fix="keep one of them")
-    elif not found:
+    elif not found and not teacher_sections(keys):
         keys.problem("there is no teacher", key="is_pure_opd" if pure else "use_opd",
                      fix="give teacher.model_args.model_name_or_path")  # fmt: skip
     penalty = keys["kl_penalty"]
@@ -53,22 +62,26 @@ def teachers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _teachers(keys: Reader) -> dict[str, Any]:
-    section = keys.section("teacher")
-    named = {"teacher": section} if section and "model_args" in section else section
+def _teachers(keys: Reader, policy: list[int] | None) -> dict[str, Any]:
+    """Args: policy, the devices of the policy, which teachers without a device_mapping share; None where it has all."""
     found: dict[str, Any] = {}
-    for name, worker in named.items():
-        model = worker.get("model_args") if isinstance(worker, Mapping) else None
-        path = model.get("model_name_or_path") if isinstance(model, Mapping) else None
-        where = "teacher" if named is not section else f"teacher.{name}"
-        keys.origins[f"{TEACHERS}.{name}.path"] = f"{where}.model_args.model_name_or_path"
-        keys.origins[f"{TEACHERS}.{name}.coef"] = f"{where}.opd_kl_coef"
-        if not path:
-            keys.problem(
-                f"the teacher {name} has no model", key=where, fix=f"give {where}.model_args.model_name_or_path"
-            )
+    placed = teacher_devices(keys)
+    for name, (at, worker) in teacher_sections(keys).items():
+        values = teacher_values(keys, at, worker, like="reference", read=(PATH, DEVICES, COEF, TAGS, _BATCH))
+        origins = {"path": PATH, "coef": COEF, "devices": DEVICES, "sequences_per_micro_batch_per_device": _BATCH}
+        keys.origins |= {f"{TEACHERS}.{name}.{field}": f"{at}.{key}" for field, key in origins.items()}
+        if not values.get(PATH):
+            if f"{at}.{PATH}" not in keys.bad:
+                keys.problem(f"the teacher {name} has no model", key=at, fix=f"give {at}.{PATH}")
             continue
-        coef = worker.get("opd_kl_coef")
-        sources = worker.get("tag_included") or []
-        found[str(name)] = {"path": path, "coef": 1.0 if coef is None else coef, "data_sources": list(sources)}
+        coef = values.get(COEF)
+        found[name] = {
+            "path": values[PATH],
+            "coef": 1.0 if coef is None else coef,
+            "data_sources": values.get(TAGS) or [],
+        }
+        if (devices := placed.get(name, policy)) is not None:
+            found[name]["devices"] = devices
+        if _BATCH in values:
+            found[name]["sequences_per_micro_batch_per_device"] = values[_BATCH]
     return found
