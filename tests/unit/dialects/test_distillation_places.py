@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.dialects import roll, verl
+from posttrain.config.distillation import TeacherConfig
+from posttrain.dialects import roll, skyrl, verl
 from posttrain.dialects.entries import SFT
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
@@ -170,3 +171,29 @@ def test_a_teacher_of_texts_has_a_size_of_its_own() -> None:
     (problem,) = texts(f"{size}=0").problems
     assert problem.where == f"override {size}=0"
     assert not texts("teacher.strategy_args.strategy_name=megatron_infer").problems
+
+
+def test_skyrls_teacher_has_the_place_of_its_reference() -> None:
+    base = (
+        "data.train_data=[a.parquet]",
+        "trainer.policy.model.path=m",
+        "trainer.ref.model.path=big",
+        "trainer.algorithm.advantage_estimator=no_op",
+        "trainer.algorithm.use_kl_in_reward=true",
+        "trainer.algorithm.use_kl_loss=false",
+        "trainer.micro_forward_batch_size_per_gpu=3",
+    )
+    place = "trainer.placement"
+    sizes = (f"{place}.policy_num_gpus_per_node=2", f"{place}.ref_num_gpus_per_node=2")
+
+    def teacher(*overrides: str) -> TeacherConfig:
+        loaded = read_dialect(skyrl.DIALECT, None, (*base, *sizes, *overrides))
+        assert not [problem for problem in loaded.problems if "placement" in problem.field]
+        return loaded.config.distillation.teachers["ref"]
+
+    apart = f"{place}.colocate_all=false"
+    assert teacher(apart, f"{place}.colocate_policy_ref=false").devices == [2, 3]
+    assert teacher(apart, f"{place}.colocate_policy_ref=true").devices == [0, 1]
+    engines = ("generator.num_inference_engines=2", "generator.inference_engine_tensor_parallel_size=1")
+    together = teacher(f"{place}.colocate_all=true", *engines)
+    assert (together.devices, together.sequences_per_micro_batch_per_device) == (None, 3)

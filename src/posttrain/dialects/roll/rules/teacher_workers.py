@@ -52,7 +52,8 @@ def teacher_devices(keys: Reader) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name, (at, worker) in teacher_sections(keys).items():
         value = worker.get(DEVICES) if isinstance(worker, Mapping) else None
-        if value is None or not fits(value, parse_type("text | list of int")):  # reported with the other settings
+        # A value of another type is reported with the other settings.
+        if value is None or not fits(value, parse_type("text | list of int")):
             continue
         try:
             found[name] = devices_of(value)

@@ -14,7 +14,7 @@ from posttrain.dialects.skyrl.rules.loss import loss
 from posttrain.dialects.skyrl.rules.placement import placement
 from posttrain.dialects.skyrl.rules.roles import roles
 from posttrain.dialects.skyrl.rules.sampling import sampling
-from posttrain.dialects.skyrl.rules.teachers import teachers
+from posttrain.dialects.skyrl.rules.teachers import on_devices, teachers
 
 
 def rules(keys: Reader) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def rules(keys: Reader) -> dict[str, Any]:
     has_critic = algorithm.uses_critic(keys)
     teaching = teachers(keys)
     kl = {} if teaching else algorithm.kl(keys)
-    places, copies = placement(keys, has_critic=has_critic, has_reference=bool(kl))
+    places, copies = placement(keys, has_critic=has_critic, has_reference=bool(kl or teaching))
+    if teaching:  # the reference of SkyRL is the teacher here
+        teaching = on_devices(teaching, places)
     fields |= places | kl
     fields |= teaching or algorithm.advantages(keys)
     fields |= algorithm.dynamic_sampling(keys)

@@ -8,6 +8,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 
 _ALGORITHM = "trainer.algorithm"
+_MICRO = "trainer.micro_forward_batch_size_per_gpu"
 NO_OP = "no_op"
 _OF_KL = ("kl_loss_coef", "use_kl_estimator_k3", "use_abs_kl", "kl_estimator_type")
 
@@ -31,8 +32,21 @@ def teachers(keys: Reader) -> dict[str, Any]:
         keys.ignore(f"{_ALGORITHM}.kl_ctrl.{name}", f"{NO_OP} has the weight 1")
     for name in ("grpo_norm_by_std", "gamma", "lambd"):
         keys.ignore(f"{_ALGORITHM}.{name}", f"{NO_OP} does not use it")
+    keys.origins["distillation.teachers.ref.sequences_per_micro_batch_per_device"] = _MICRO
+    teacher = {
+        "path": path or keys["trainer.policy.model.path"],
+        "sequences_per_micro_batch_per_device": keys[_MICRO],
+    }
     return {
-        "distillation.teachers": {"ref": {"path": path or keys["trainer.policy.model.path"]}},
+        "distillation.teachers": {"ref": teacher},
         "distillation.divergence": {"name": "sampled_kl", "estimator": "k1"},
         "distillation.enters": "advantage",
     }
+
+
+def on_devices(teaching: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
+    """Give the teacher the devices of SkyRL's reference, which are taken out of ``places``; those of the policy by default."""
+    devices = places.pop("reference.devices", places.get("policy.devices"))
+    ((name, teacher),) = teaching["distillation.teachers"].items()
+    placed = teacher if devices is None else teacher | {"devices": devices}
+    return teaching | {"distillation.teachers": {name: placed}}
