@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.backends.environments.open.journal import Journal
 from posttrain.backends.environments.open.places import Group, Place, Places, task_label
 from posttrain.data.chat_api import Refused
 from posttrain.envs.agent.listener import TurnRequest
@@ -48,12 +49,21 @@ class OpenHost:
 
     Args: conversation_timeout_s, after which a conversation without request and reward has failed; group_timeout_s, after which
         the empty places of a group that was begun have failed; wait_s, for a place when all are taken (while the run trains);
-        has_rows, True where episodes are rows of data, which a caller must ask for; group_size, the conversations of a group.
+        has_rows, True where episodes are rows of data, which a caller must ask for; group_size, the conversations of a group;
+        journal, of the run's conversations on the disk.
     """
 
     def __init__(
-        self, *, conversation_timeout_s: float, group_timeout_s: float, wait_s: float, has_rows: bool, group_size: int
+        self,
+        *,
+        conversation_timeout_s: float,
+        group_timeout_s: float,
+        wait_s: float,
+        has_rows: bool,
+        group_size: int,
+        journal: Journal | None = None,
     ) -> None:
+        self._journal = journal
         self._limits = conversation_timeout_s, group_timeout_s
         self._wait_s = wait_s
         self.has_rows = has_rows
@@ -111,6 +121,7 @@ class OpenHost:
             return
         talk.turns.over = True
         talk.state, talk.why = "dropped", "nothing was sampled in it"
+        self._note_end(talk)
         del self._open[talk.name], self._by_episode[talk.place.episode]
         self._places.give_back(talk.group, talk.place, time.monotonic())
         self._changed.notify_all()
@@ -182,6 +193,8 @@ class OpenHost:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            if self._journal:
+                self._journal.close()
         self.on_close()
 
     # --------------------------------------------------------------------------------------- requests over HTTP
@@ -189,7 +202,8 @@ class OpenHost:
     def begin(self, name: str, label: str) -> OpenConversation:
         """Begin a conversation in any place: the caller plays the row that it is given. Raises: Refused."""
         with self._changed:
-            if name in self._open or name in self._over:
+            trained = self._journal is not None and self._journal.told(name) != self._lost(name)
+            if name in self._open or name in self._over or trained:
                 raise Refused(f"there is a conversation {name!r} already", 409)
             [talk] = self._taken(name, label, any_place=not label)
             talk.by_call = True
@@ -206,6 +220,8 @@ class OpenHost:
             talk = self._named(name) if name else None if several else self._extended(first)
             talks = [talk] if talk else []
             if not talks:
+                if name and _goes_on(first) and (why := self._lost(name)):
+                    raise Refused(f"the conversation {name!r} cannot go on: {why}; begin it again", 409)
                 if self.has_rows:
                     what = "the episodes of this run are rows of its data: begin with POST /conversations, which returns one"
                     raise Refused(what, 409)
@@ -231,6 +247,8 @@ class OpenHost:
                 return over
             talk = self._named(name)
             if talk is None:
+                if self._journal and (told := self._journal.told(name)):
+                    raise Refused(f"the conversation {name!r} gets no reward: {told}", 409)
                 raise Refused(f"there is no conversation {name!r}{self._earlier(name)}", 404)
             if not talk.turns.turns:
                 raise Refused(f"the conversation {name!r} has no turn of the policy that a reward could be for", 409)
@@ -246,7 +264,8 @@ class OpenHost:
         with self._changed:
             talk = self._open.get(name) or self._over.get(name)
             if talk is None:
-                raise Refused(f"there is no conversation {name!r}{self._earlier(name)}", 404)
+                told = self._journal.told(name) if self._journal else ""
+                raise Refused(f"there is no conversation {name!r}{f': {told}' if told else self._earlier(name)}", 404)
             return talk
 
     # --------------------------------------------------------------------------------------------------- inside
@@ -256,6 +275,10 @@ class OpenHost:
             detail = f": {over.why}" if over.why else ""
             raise Refused(f"the conversation {name!r} has {_PAST[over.state]}{detail}", 409)
         return self._open.get(name)
+
+    def _lost(self, name: str) -> str:
+        """Return why a conversation of an earlier start of the run is not trained on; "" where there is no such one."""
+        return self._journal.lost(name) if self._journal else ""
 
     def _earlier(self, name: str) -> str:
         head, _, number = name.rpartition("-")
@@ -301,6 +324,8 @@ class OpenHost:
         turns = AskedTurns(place.spec, emit, self._changed, start=start)
         talk = OpenConversation(name, group, place, turns, time.monotonic(), named=bool(given))
         self._open[name] = self._by_episode[place.episode] = talk
+        if self._journal:
+            self._journal.begun(name, place.episode)
         return talk
 
     def _emit(self, talk: OpenConversation, event: EnvAsk | EnvWithdrawn | EnvStep | EnvFailed | Exception) -> None:
@@ -314,12 +339,17 @@ class OpenHost:
         if talk.state != "open":
             return
         talk.state, talk.why = state, why
+        self._note_end(talk)
         talk.turns.end(why or "the conversation has ended", status)
         self._open.pop(talk.name, None)
         self._over[talk.name] = talk
         while len(self._over) > MOST_REMEMBERED:
             del self._over[next(iter(self._over))]
         self._places.ended(talk.group, time.monotonic())
+
+    def _note_end(self, talk: OpenConversation) -> None:
+        if self._journal:
+            self._journal.ended(talk.name, talk.state, talk.why, talk.reward)
 
     def _look(self) -> None:
         """Fail the conversations and the places whose time is over."""
@@ -336,6 +366,11 @@ class OpenHost:
         for place in self._places.unfilled(now - group_s):
             detail = f"no further conversation of its group was begun for {group_s:g} s"
             self._events.append((place.episode, EnvFailed(UNFILLED, detail)))
+
+
+def _goes_on(request: TurnRequest) -> bool:
+    """Return True for a chat that holds earlier turns of the policy; a completion shows none."""
+    return request.prompt is None and any(message.get("role") == "assistant" for message in request.messages)
 
 
 _PAST = {"ended": "ended", "failed": "failed", "dropped": "been dropped"}

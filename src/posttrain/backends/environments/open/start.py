@@ -10,6 +10,7 @@ from typing import Any
 
 from posttrain.backends.environments.open.host import OpenHost
 from posttrain.backends.environments.open.http import OpenServer, TokenTexts
+from posttrain.backends.environments.open.journal import FILE, Journal
 from posttrain.config import RunConfig
 from posttrain.config.roles import compares_vocabularies
 from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
@@ -17,6 +18,7 @@ from posttrain.envs.agent.listener import RUN_HONOURS
 from posttrain.errors import ConfigError, Problem
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ENVS, ROLLOUT_ENGINES
+from posttrain.run.checkpoint_folders import steps_in
 
 TOKEN = "endpoint_token"  # the file in the run folder
 
@@ -34,12 +36,19 @@ def start_open(
     settings: dict[str, Any] = {each.name: each.default for each in defaults if each.kind is each.KEYWORD_ONLY}
     settings |= config.environment.settings
     token, file = _token(settings["token_file"], folder)
+    try:
+        checkpoints = Path(config.checkpoint.folder) if config.checkpoint.folder else folder / "checkpoints"
+        journal = Journal(folder, saved_step=max(steps_in(checkpoints), default=0))
+    except OSError as error:
+        what = f"{folder / FILE} cannot be read or written: {error.strerror or error}"
+        raise ConfigError(Problem(what, field="run.folder")) from None
     host = OpenHost(
         conversation_timeout_s=settings["conversation_timeout_s"],
         group_timeout_s=settings["group_timeout_s"],
         wait_s=settings["wait_s"],
         has_rows=bool(config.data.train_files),
         group_size=config.rollout.samples_per_prompt,
+        journal=journal,
     )
     address, port = str(settings["host"]), int(settings["port"])
     try:
@@ -56,7 +65,9 @@ def start_open(
         what = f"cannot listen at {address}:{port}: {error.strerror or error}"
         fix = "use another port, or 0 for a free one"
         raise ConfigError(Problem(what, fix=fix, field="environment.settings.port")) from None
-    return host, [f"open to programs: OPENAI_BASE_URL={server.url}/v1, OPENAI_API_KEY is in {file}"]
+    lost = journal.summary()
+    notes = [f"open to programs: OPENAI_BASE_URL={server.url}/v1, OPENAI_API_KEY is in {file}"]
+    return host, [*notes, lost] if lost else notes
 
 
 def _honours(config: RunConfig, *, any_sampling: bool) -> Honours:

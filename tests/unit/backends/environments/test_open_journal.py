@@ -1,0 +1,110 @@
+"""Conversations of a start that was killed: what the next start of the run knows of them, and answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.backends.environments.open.host import OpenHost
+from posttrain.backends.environments.open.journal import FILE, Journal
+from posttrain.data.chat_api import Refused
+from posttrain.data.openai_api.request import EndpointRequest
+from posttrain.envs.agent.listener import TurnRequest
+from posttrain.interfaces.env import EnvSpec
+
+
+def asked(*texts: str) -> TurnRequest:
+    messages = [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(texts)]
+    return TurnRequest(asked=EndpointRequest(messages=messages, max_tokens=4))
+
+
+def started(folder: Path, saved_step: int = 0) -> OpenHost:
+    host = OpenHost(
+        conversation_timeout_s=60,
+        group_timeout_s=60,
+        wait_s=1,
+        has_rows=False,
+        group_size=4,
+        journal=Journal(folder, saved_step),
+    )
+    for prompt in (1, 2):
+        for number in range(4):
+            host.start(f"train:{prompt}/{number}", EnvSpec(name="open"), seed=0)
+    return host
+
+
+def play(host: OpenHost, name: str, reward: float | None = None) -> None:
+    [talk] = host.request(name, "", [asked("hello")])
+    host.answer(talk.place.episode, "1", "hi", cut=False, prompt_tokens=1, response_tokens=1)
+    if reward is not None:
+        host.reward(name, reward, {})
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder of a run whose first step was saved with the conversation "trained", and that was killed in its second."""
+    host = started(tmp_path)
+    for name, reward in (("trained", 0.5), ("rewarded", 1.0), ("open", None)):
+        play(host, name, reward)
+    sample = {"sample_id": "train:1/0", "reward": 2.0, "reward_terms": {"environment": 0.5}}
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples/step_1.jsonl").write_text(json.dumps(sample) + "\n")
+    later = {"sample_id": "train:1/1", "reward": 1.0}  # of the step that no checkpoint has
+    (tmp_path / "samples/step_2.jsonl").write_text(json.dumps(later) + "\n")
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"conversation": "cut", "sam')  # the kill came in the middle of a line
+    return tmp_path
+
+
+def refused(host: OpenHost, name: str, reward: float = 1.0) -> tuple[int, str]:
+    with pytest.raises(Refused) as caught:
+        host.reward(name, reward, {})
+    return caught.value.status, str(caught.value)
+
+
+def test_rewards_for_conversations_of_the_start_that_was_killed(killed: Path) -> None:
+    host = started(killed, saved_step=1)
+    for name, why in (
+        ("open", "it was unfinished when an earlier start of this run ended, and is not trained on"),
+        ("rewarded", "no saved step has it: it is not trained on"),
+        ("trained", "took it with the reward 0.5, and trained on it"),
+    ):
+        status, told = refused(host, name)
+        assert (status, why in told) == (409, True), told
+        with pytest.raises(Refused, match=why):
+            host.found(name)
+    assert refused(host, "cut") == (404, "there is no conversation 'cut'")
+
+
+def test_they_begin_again_but_do_not_go_on(killed: Path) -> None:
+    host = started(killed, saved_step=1)
+    with pytest.raises(Refused, match=r"'open' cannot go on: it was unfinished .*; begin it again"):
+        host.request("open", "", [asked("hello", "hi", "more")])
+    play(host, "open", 0.25)
+    host.begin("rewarded", "")
+    with pytest.raises(Refused, match="there is a conversation 'trained' already"):
+        host.begin("trained", "")
+    assert host.found("open").reward == 0.25
+
+
+def test_the_user_is_told_at_the_start_what_is_lost(killed: Path) -> None:
+    found = Journal(killed, saved_step=1).summary()
+    assert "1 without a reward, 1 with one that no saved step has (rewarded, open; conversations.jsonl" in found
+    assert "2 without" not in found and Journal(killed / "new", 0).summary() == ""
+    # A third start reads what the second one wrote behind the line that was cut.
+    host = started(killed, saved_step=1)
+    play(host, "open", 0.25)
+    host.close()
+    assert "0 without a reward, 2 with one" in Journal(killed, saved_step=1).summary()
+
+
+def test_rewards_that_come_twice_late_or_to_nobody(tmp_path: Path) -> None:
+    host = started(tmp_path)
+    play(host, "a", 1.0)
+    assert host.reward("a", 1.0, {}).reward == 1.0  # the answer to the first one was lost
+    assert refused(host, "a", 0.5) == (409, "the conversation 'a' has ended")
+    assert refused(host, "b") == (404, "there is no conversation 'b'")
+    host.request("c", "", [asked("hello")])
+    assert refused(host, "c")[0] == 409  # nothing was sampled in it
