@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.roles import (
@@ -108,6 +109,10 @@ def _can(plan: EnginePlan, field: str) -> bool:
     return plan.balances_experts if field == _BALANCE else plan.replays_experts
 
 
+def _shares_out_and_can(field: str, plan: EnginePlan) -> bool:
+    return plan.shares_out and _can(plan, field)
+
+
 def router_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield why experts cannot be replayed or balanced in this run."""
     replay, again = "rollout.routing_replay", "policy.routing_replay"
@@ -120,7 +125,7 @@ def router_problems(config: RunConfig) -> Iterator[Problem]:
     for field in asked:
         if not _can(engine_plan(engine), field):
             own = ", or its own moe_aux_loss_coeff in policy.engine_options" if field == _BALANCE else ""
-            other = engine_that(lambda plan, field=field: plan.shares_out and _can(plan, field))
+            other = engine_that(partial(_shares_out_and_can, field))
             what = f"{field} is not supported by policy.engine={engine}"
             yield Problem(what, fix=f"use policy.engine={other}{own}", field=field)
         elif config.policy.pipeline_parallel > 1:

@@ -28,7 +28,7 @@ class ExpertChoice:
         self._replayed: Tensor | None = None
         self._recorded: dict[int, Tensor] | None = None
         for number, router in enumerate(routers):
-            router.router_replay = Layer(self, number)  # type: ignore[assignment]  # called by one method alone
+            router.router_replay = Layer(self, number)  # called by one method alone
 
     def prepare(self, experts: Tensor | None) -> None:
         """Set what the following passes do, up to the next call; a backward pass that computes layers again needs it, too.
