@@ -202,6 +202,64 @@ def test_a_loop_that_is_left_early_is_saved_and_resumed(
     assert run.info["status"] == "done"
 
 
+def test_a_session_without_steps_is_not_done(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither where steps() is never called, nor where its first number is never asked for; one whose steps are done stays."""
+    run = {"run.folder": str(tmp_path / "run"), "run.total_steps": 1}
+    for enter in (False, True):
+        with posttrain.start(file, run) as session:
+            if enter:
+                session.steps()
+        assert "stopped by its caller before step 1" in capsys.readouterr().err
+        assert posttrain.Run(tmp_path / "run").info["status"] == "interrupted"
+    with posttrain.start(file, run) as session:
+        for _ in session.steps():
+            one_step(session)
+    with posttrain.start(file, run):
+        pass
+    assert posttrain.Run(tmp_path / "run").info["status"] == "done"
+
+
+def test_a_verb_called_twice_counts_once(file: Path, tmp_path: Path) -> None:
+    """Each of the verbs that read is repeated, as in a notebook whose cell is run again: the run is that of the command."""
+    statistics = {"reward.kl.coef": 0.1, "reward.kl.target": 0.01, "reward.normalize_std": "running"}
+    more = {"group_filter.strategy": "drop", "group_filter.above_std": 0.0, "run.total_steps": 2} | statistics
+    folders = [tmp_path / "once", tmp_path / "twice"]
+    for folder, times in zip(folders, (1, 2), strict=True):
+        with posttrain.start(file, more | {"run.folder": str(folder)}) as session:
+            for _ in session.steps():
+                groups = session.sampler.sample(session.prompts())
+                for _ in range(times):
+                    scored = session.score(groups)
+                    assert {id(each.group) for each in scored} <= {id(each) for each in groups}
+                for _ in range(times):
+                    batch = session.batch(scored)
+                for mini_batch in session.trainer.mini_batches(batch, batch.rewards - batch.rewards.mean()):
+                    session.trainer.forward_backward(mini_batch)
+                    session.trainer.optim_step()
+    assert steps(folders[0]) == steps(folders[1])
+
+
+def test_groups_are_scored_part_by_part_and_sampled_again(file: Path, tmp_path: Path) -> None:
+    all_pass = {"group_filter.strategy": "drop", "group_filter.above_std": None, "group_filter.above_mean": -1.0}
+    with posttrain.start(file, all_pass | {"run.folder": str(tmp_path / "run"), "run.total_steps": 1}) as session:
+        for _ in session.steps():
+            prompts = session.prompts()
+            first, other = session.sampler.sample(prompts), session.sampler.sample(prompts)
+            assert [each.token_ids for each in first[0].trajectories] != [
+                each.token_ids for each in other[0].trajectories
+            ]
+            parts = [session.score([group]) for group in (*first, *other)]
+            assert [len(part) for part in parts] == [1, 1, 1, 1]
+            [again] = session.score([first[0]], [[7.0, 8.0, 9.0]])
+            batch = session.batch([again, parts[3][0]])
+            assert batch.rewards[:3].tolist() == [7.0, 8.0, 9.0]
+            for mini_batch in session.trainer.mini_batches(batch, torch.arange(6.0) - 2.5):
+                session.trainer.forward_backward(mini_batch)
+                session.trainer.optim_step()
+    [step] = steps(tmp_path / "run")
+    assert (step["rollout/groups_sampled"], step["rollout/groups_kept"]) == (4, 2)
+
+
 def test_an_interrupt_leaves_no_half_gradient_and_no_half_update(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

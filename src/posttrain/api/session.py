@@ -55,15 +55,17 @@ class Session:
         self, groups: Sequence[TrajectoryGroup], rewards: Sequence[Sequence[float]] | None = None
     ) -> list[ScoredGroup]:
         """Reward the responses of a step: by the configuration's reward, or by ``rewards``, a number for each response of each
-        group; nan is an invalid response, which is in no gradient and no baseline.
+        group; nan is an invalid response, which is in no gradient and no baseline. Called again with the same groups, it
+        replaces their rewards; with others, it adds them to the step.
 
+        Returns: those of ``groups`` that the configuration's group_filter leaves.
         Raises: RunStopped when too many responses have no valid reward.
         """
         return self._work.score(groups, rewards)
 
     def batch(self, groups: Sequence[ScoredGroup]) -> ShapedBatch:
         """The responses as tensors: ``rewards`` [B], ``sequences`` and ``scored.valid`` [B], with the log-probs of the trainer's
-        models where the update needs them."""
+        models where the update needs them. The last batch of a step is the one that is recorded."""
         return self._work.shape(groups)
 
 

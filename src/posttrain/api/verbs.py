@@ -34,6 +34,9 @@ class Sampler:
 
         Args: ``prompts`` of ``session.prompts()``, or texts, each a user's message; ``changes`` to the sampling of the
             configuration (samples_per_prompt, temperature, max_response_tokens, top_p, seed ...; fields of SamplingParams).
+        Random numbers go by the seed and the place of a prompt. Each call in a step has others; texts get the same responses
+        again until ``seed`` changes.
+
         Raises: RequestError for arguments of another type and values out of range; RunStopped when the sampler does not serve
             the trainer's weights.
         """
@@ -44,9 +47,11 @@ class Sampler:
         if any(isinstance(each, str) for each in prompts):
             return collect(roles, asked, with_changes(work.made.plan.step.sampling, changes))
         step = work.step
-        sampling: SamplingParams = with_changes(step.plan.sampling_of(step.selection.batches), changes)
+        sampling: SamplingParams = with_changes(step.plan.sampling_of(step.sampled), changes)
         with step.clock.phase("rollout", total=roles.most_tokens(len(asked), sampling)):
-            return collect(roles, asked, sampling, step.clock.advance, work.made.scorer.begin)
+            groups = collect(roles, asked, sampling, step.clock.advance, work.made.scorer.begin)
+        step.sampled += 1
+        return groups
 
     def _prompt(self, number: int, prompt: Prompt | str) -> Prompt:
         if isinstance(prompt, Prompt):

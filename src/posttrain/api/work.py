@@ -30,6 +30,7 @@ from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_choice,
 from posttrain.steps.rl_step import StepResult, assembled, score_groups, shape
 from posttrain.steps.score import TooManyInvalid
 from posttrain.steps.select import Selection
+from posttrain.steps.shape_rewards import RewardState
 from posttrain.steps.updates import Updates
 
 
@@ -59,15 +60,37 @@ class Steps:
 class OneStep:
     """The results of the verbs in one step."""
 
-    def __init__(self, began: Began, plan: StepPlan, clock: Clock):
+    def __init__(self, began: Began, plan: StepPlan, clock: Clock, rewards: RewardState):
         self.began, self.plan, self.clock = began, plan, clock
         self.selection = Selection(plan.group_filter, plan.prompts)
+        self.sampled = 0  # calls of sample, each of which draws other random numbers
+        self._given: dict[int, tuple[TrajectoryGroup, ScoredGroup]] = {}  # by the group's identity
+        self._rewards, self._rewards_before = rewards, rewards.state()
         self.scored: ScoredBatch | None = None
         self.shaped: ShapedBatch | None = None
         self.train: TrainBatch | None = None
         self.updates: Updates | None = None
         self.waiting: list[ForwardBackwardStats] = []  # passes since the last optimizer step
         self.first_logprobs: Tensor | None = None  # of the first pass
+
+    def select(self, groups: Sequence[TrajectoryGroup], scored: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """Take in groups with their rewards; a group that is scored again gets its new rewards, and is counted once.
+
+        Returns: of ``groups``, those that the configuration's filter leaves.
+        """
+        given = self._given | {id(group): (group, score) for group, score in zip(groups, scored, strict=True)}
+        selection = Selection(self.plan.group_filter, self.plan.prompts)
+        selection.add([score for _, score in given.values()])
+        self._given, self.selection = given, selection
+        asked = {id(score.group) for score in scored}
+        return [each for each in selection.groups if id(each.group) in asked]
+
+    def take(self, groups: Sequence[ScoredGroup]) -> None:
+        """Make the step's batch of ``groups``, of which the caller may have scored some alone."""
+        if not self.selection.batches:
+            self.selection.add(groups)
+        self.selection.groups = list(groups)
+        self._rewards.restore(self._rewards_before)  # the running statistics count the last batch of a step alone
 
     def need(self, name: str) -> NoReturn:
         """Raises: RequestError, because the step lacks what ``name`` would have made."""
@@ -135,7 +158,7 @@ class Work:
         while turn is not None:
             number, clock = turn
             began = Began(number=number, version=made.roles.policy.version, epochs=made.loader.epochs)
-            self._step = OneStep(began, made.plan.step_plan(number), clock)
+            self._step = OneStep(began, made.plan.step_plan(number), clock, made.rewards)
             yield number
             report = self._finish(self._step)
             self._step = None
@@ -158,26 +181,38 @@ class Work:
 
     def _leave_early(self) -> None:
         """Raises: LeftEarly where steps are left, after saving what is done."""
-        if self._step is None or self._steps_are_over or self._broken or self._turns is None:
+        run, loop = self.made.run, self.made.plan.loop
+        if self._steps_are_over or run.first_step > loop.total_steps:
             return
-        step, stop = self._step, self.made.run.stop
+        step, turns, stop = self._step, self._turns, run.stop
         asked = stop.requested
         stop.name = stop.name or "its caller"
+        again = (
+            f"is made again when the run is started again, from {run.checkpoints.last_good_name() or 'its beginning'}"
+        )
         try:
+            if self._broken:
+                raise RunInterrupted(f"{self._broken} was left half done; the step {again}")
+            if step is None or turns is None:
+                raise RunInterrupted(f"stopped by {stop.name} before step {run.first_step}; start it again to begin")
             if step.is_complete():
-                next_turn(self._turns, self._finish(step))
+                next_turn(turns, self._finish(step))
             elif step.updates is None:
-                self._turns.throw(StepAbandoned())
+                turns.throw(StepAbandoned())
             else:
-                raise RunInterrupted(
-                    f"stopped by {stop.name} between the updates of step {step.began.number}, which is made again when the run "
-                    f"is started again, from {self.made.run.checkpoints.last_good_name() or 'its beginning'}"
-                )
+                what = f"stopped by {stop.name} between the updates of step {step.began.number}"
+                raise RunInterrupted(f"{what}, which {again}")
         except RunInterrupted as interrupted:
             raise interrupted if asked else LeftEarly(str(interrupted)) from None
 
     def draw(self) -> list[Prompt]:
-        return list(self.made.loader.next(self.step.selection.wanting))
+        step, loader = self.step, self.made.loader
+        before = loader.state()
+        try:
+            return list(loader.next(step.selection.wanting))
+        except BaseException:  # interrupted, perhaps between two rows
+            loader.restore(before)
+            raise
 
     def score(self, groups: Sequence[TrajectoryGroup], rewards: Sequence[Sequence[float]] | None) -> list[ScoredGroup]:
         step = self.step
@@ -193,17 +228,14 @@ class Work:
                     raise
             else:
                 scored = with_rewards(groups, rewards)
-            step.selection.add(scored)
-        return step.selection.groups
+            return step.select(groups, scored)
 
     def shape(self, groups: Sequence[ScoredGroup]) -> ShapedBatch:
         step, made = self.step, self.made
         check_items(groups, ScoredGroup, "a batch", "of session.score(...)")
         if not groups:
             raise RequestError("a batch of no groups: give it those of session.score(...)")
-        if not step.selection.batches:  # scored by the caller alone
-            step.selection.add(groups)
-        step.selection.groups = list(groups)
+        step.take(groups)
         step.scored = assembled(step.selection, step.plan)
         step.shaped = shape(made.roles, step.scored, made.rewards, step.plan, step.clock)
         return step.shaped

@@ -113,10 +113,13 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
         _reward(found["reward"])
     ask("method", f"Method ({', '.join(methods())})", "grpo", _method)
     found.setdefault("method", "grpo")
+    if "reward" in found and found["method"] in _without_reward():
+        what = f"method {found['method']} learns from its file, without a reward"
+        raise RequestError(Problem(what, fix="leave out --reward"))
     ask("model", "Model (a folder, or org/name of the hub)")
     ask("data", "Training file (parquet or JSON lines)")
     ask("validation", "Held-out file (empty for none)", "")
-    if found["method"] not in ("sft", *TUNE_METHODS.names()):
+    if found["method"] not in _without_reward():
         ask("reward", "Reward (a name, or a Python file with a function score)", "exact_match", _reward)
     ask("steps", "Steps", "100", _steps)
     ask("lora", "Train an adapter (LoRA) instead of all weights (yes, no)", "no", _yes)
@@ -124,6 +127,11 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise RequestError([Problem(f"no {name} is given", fix=f"add --{name}") for name in missing])
     return found
+
+
+def _without_reward() -> list[str]:
+    """The methods that no reward belongs to."""
+    return ["sft", *TUNE_METHODS.names()]
 
 
 def _again(of: Callable[[str], Any]) -> Callable[[str], Any]:

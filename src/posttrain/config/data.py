@@ -63,7 +63,7 @@ class DataConfig(ImageSettings):
     """Name of that class."""
     class_timeout_s: float = Field(default=1800.0, gt=0.0)
     """Time that a dataset class may take to read its files, and to give 256 of its rows."""
-    filter_workers: int = Field(default=1, ge=1)
+    filter_workers: int = Field(default=1, ge=1, le=10_000)
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True
     """Draw prompts in a new seeded order each epoch; false keeps the file order."""

@@ -91,7 +91,7 @@ class EnvironmentConfig(Section):
     max_sequence_tokens: int | None = Field(default=None, ge=1)
     """Longest prompt, turns and observations together, in tokens: a turn gets what is left of it. null means what a turn may
     begin with (max_context_tokens) and a whole turn behind it."""
-    workers: int = Field(default=32, ge=0)
+    workers: int = Field(default=32, ge=0, le=10_000)
     """Environments that live at once, each in a process of its own; 0 steps them in the trainer's process, one after the other,
     which suits those that answer at once and cannot hang."""
     timeout_s: float = Field(default=60.0, gt=0.0, le=1e7)

@@ -21,7 +21,7 @@ class PlacementConfig(Section):
     """Devices of the run, on all nodes together; on a CPU, processes."""
     nodes: int = Field(default=1, ge=1, le=MOST_DEVICES)
     """Machines that the devices are spread over evenly."""
-    cpu_threads: int | None = Field(default=None, ge=1)
+    cpu_threads: int | None = Field(default=None, ge=1, le=10_000)
     """Threads of a CPU run (with ray, of each worker); null means as many as OMP_NUM_THREADS says or else one per core this
     process may use (with ray, a share of the node's cores)."""
     ray_address: str | None = None

@@ -106,7 +106,7 @@ class RewardConfig(Section):
     check_references: bool = True
     """Before the first step, score the reference answers of a few prompts beside wrong ones and warn when the reward prefers the
     wrong ones or finds no right one. Not done with rewards that ask a server, or with a reward model."""
-    workers: int | None = Field(default=None, ge=1)
+    workers: int | None = Field(default=None, ge=1, le=10_000)
     """Processes that score; null means one per core, at most 4."""
     timeout_s: float = Field(default=10.0, gt=0.0, le=1e7)
     """Time that scoring one response may take (one call, where a term is batched), and CPU time of all its processes; time for

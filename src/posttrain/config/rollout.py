@@ -12,7 +12,7 @@ MOST_TOKENS = 100_000_000  # of a sequence: beyond every context that a model ha
 
 
 class SamplingConfig(Section):
-    samples_per_prompt: int = Field(default=8, ge=1)
+    samples_per_prompt: int = Field(default=8, ge=1, le=1_000_000)
     """Responses sampled for each prompt (the group of GRPO)."""
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     """Divides the logits, in sampling and in every log-prob of the trainer; 0 is greedy (validation only)."""
@@ -83,7 +83,7 @@ class RolloutConfig(SamplingConfig):
 
 
 class ValidationConfig(SamplingConfig):
-    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=1_000_000)
     """Responses sampled for each validation prompt."""
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     """Temperature, as in rollout; 0 is greedy."""

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from posttrain.config.base import Section
 
+# A run of so many steps lasts for months at a second each; more is a typing error, or stands for "never ends".
+MOST_STEPS = 10_000_000
+
 
 class RunSection(Section):
     name: str = Field(default="run", min_length=1)
@@ -16,9 +19,9 @@ class RunSection(Section):
     """Folder that receives everything the run writes; null means runs/<name>."""
     seed: int = Field(default=1, ge=0, lt=2**32)
     """Seed of data order and sampling; the same seed gives the same metrics."""
-    total_steps: int | None = Field(default=None, ge=1)
+    total_steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Steps (turns of the loop) to run; null means total_epochs passes over the training data."""
-    total_epochs: int = Field(default=1, ge=1)
+    total_epochs: int = Field(default=1, ge=1, le=MOST_STEPS)
     """Passes over the training data, used when total_steps is null."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in the run folder; never: refuse folders that hold a run or checkpoints."""

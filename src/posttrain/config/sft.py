@@ -48,7 +48,7 @@ class SftDataConfig(Section):
     """Longest sequence, in tokens, after the chat template."""
     overlong: Literal["error", "filter", "truncate_left", "truncate_right"] = "error"
     """Handling of longer rows: stop with their rows, drop them, or cut (left keeps the end, right keeps the start)."""
-    tokenize_workers: int = Field(default=1, ge=1)
+    tokenize_workers: int = Field(default=1, ge=1, le=10_000)
     """Processes that tokenize the dataset when it is opened."""
     shuffle: bool = True
     """Draw rows in a new seeded order each epoch; false keeps the file order."""

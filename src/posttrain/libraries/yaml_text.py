@@ -13,6 +13,7 @@ from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Sc
 
 MAX_DEPTH = 100
 MAX_VALUES = 100_000
+MAX_DIGITS = 4_000  # Python reads no whole number above 4,300
 
 # libyaml's parser, where PyYAML was built with it, is ten times as fast.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -23,8 +24,8 @@ class TooMuch(yaml.MarkedYAMLError):
 
 
 def check(text: str) -> None:
-    """Raises: TooMuch, with its place, for more than MAX_DEPTH levels, or more than MAX_VALUES values with every alias written
-    out. Broken YAML passes as far as it can be read: who parses it next reports it."""
+    """Raises: TooMuch, with its place, for more than MAX_DEPTH levels, more than MAX_VALUES values with every alias written
+    out, or a number of more than MAX_DIGITS digits. Broken YAML passes as far as it can be read: its parser reports it."""
     with suppress(yaml.reader.ReaderError, yaml.scanner.ScannerError, yaml.parser.ParserError):
         _measure(text)
 
@@ -47,6 +48,9 @@ def _measure(text: str) -> None:
             count += 1
         elif isinstance(event, ScalarEvent):
             count += 1
+            if event.implicit[0] and len(event.value) > MAX_DIGITS and event.value.lstrip("+-").isdecimal():
+                place: Any = event.start_mark
+                raise TooMuch(problem=f"a number of {len(event.value)} digits", problem_mark=place)
             if event.anchor is not None:
                 sizes[event.anchor] = 1
         mark: Any = event.start_mark

@@ -8,6 +8,7 @@ from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import needs_values
+from posttrain.config.run import MOST_STEPS
 from posttrain.errors import Problem
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan
 
@@ -50,6 +51,8 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     total_steps = config.run.total_steps
     if total_steps is None and steps_per_epoch is not None:
         total_steps = config.run.total_epochs * steps_per_epoch
+        if total_steps > MOST_STEPS:
+            return None, [too_many_steps(config.run.total_epochs, steps_per_epoch)]
     warmup = config.critic.warmup_steps if uses_critic else 0
     if total_steps is not None and 0 < total_steps <= warmup:
         return None, [_only_warmup(warmup, total_steps)]
@@ -76,6 +79,13 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
         critic=_critic_plan(config, sequences, critic_mini, total_steps) if uses_critic else None,
     )
     return plan, []
+
+
+def too_many_steps(epochs: int, steps_per_epoch: int) -> Problem:
+    """Return the problem of a run whose epochs make more than MOST_STEPS steps."""
+    field, fit = "run.total_epochs", MOST_STEPS // steps_per_epoch
+    what = f"{epochs} epochs of {steps_per_epoch} steps are {epochs * steps_per_epoch} steps; a run has at most {MOST_STEPS}"
+    return Problem(what, fix=f"use {field}={fit} or fewer, or run.total_steps", field=field)
 
 
 def split_over(role: LearnerConfig | CriticConfig) -> int:

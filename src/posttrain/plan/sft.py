@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from posttrain.config.run import MOST_STEPS
 from posttrain.config.sft import SftConfig
 from posttrain.errors import Problem
-from posttrain.plan.batch import copies_of
+from posttrain.plan.batch import copies_of, too_many_steps
 from posttrain.records.batch_plans import SftBatchPlan
 
 
@@ -25,6 +26,8 @@ def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, 
         return None, [_too_few_rows(sequences, rows)]
     steps_per_epoch = rows // sequences if rows is not None else None
     in_epochs = config.run.total_epochs * steps_per_epoch if steps_per_epoch is not None else None
+    if steps_per_epoch and in_epochs and in_epochs > MOST_STEPS:
+        return None, [too_many_steps(config.run.total_epochs, steps_per_epoch)]
     total_steps = config.run.total_steps
     whole = config.policy.schedule_over == "epochs"
     if in_epochs is not None:

@@ -142,6 +142,20 @@ def test_init_names_a_place_that_cannot_be_written(tmp_path: Path, place: str) -
     assert isinstance(error, RequestError) and re.search("is a folder; name a file|cannot be written", str(error))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", str(10**20)], "total_steps must be at most 10000000"),
+        (["--method", "dpo", "--reward", "exact_match"], "method dpo learns from its file, without a reward"),
+        (["--method", "sft", "--reward", "my.py"], "leave out --reward"),
+    ],
+)
+def test_init_refuses_an_option_that_no_run_could_follow(tmp_path: Path, words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "run.yaml"), "--model", "m", "--data", "d", *words])
+    assert isinstance(done.exception, RequestError) and message in str(done.exception)
+    assert not (tmp_path / "run.yaml").exists()
+
+
 def test_init_prints_the_file() -> None:
     done = CliRunner().invoke(app, ["init", "-", "--method", " DPO", "--model", "m", "--data", "d.jsonl"])
     assert done.exit_code == 0 and yaml.safe_load(done.output)["method"] == {"name": "dpo"}

@@ -26,14 +26,19 @@ MERGES = "m0: &m0 {a: 1}\n" + "".join(
 )
 FLOW = "a: " + "[" * 3000 + "]" * 3000
 BLOCK = "".join(" " * level + "a:\n" for level in range(3000))
+DIGITS = "a: {b: " + "9" * 5000 + "}"
 MANY = "a: [" + "1," * 200_000 + "1]"
 
 
-@pytest.mark.parametrize("text", [LAUGHS, MERGES, FLOW, BLOCK, MANY], ids=["laughs", "merges", "flow", "block", "many"])
+@pytest.mark.parametrize(
+    "text", [LAUGHS, MERGES, FLOW, BLOCK, MANY, DIGITS], ids=["laughs", "merges", "flow", "block", "many", "digits"]
+)
 def test_a_configuration_that_is_too_much_is_refused_at_once(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(text)
     start = time.perf_counter()
-    with pytest.raises(ConfigError, match=r"(nest more than 100 deep|more than 100,000 values).*run\.yaml:\d+"):
+    with pytest.raises(
+        ConfigError, match=r"(nest more than 100 deep|more than 100,000 values|5000 digits).*run\.yaml:\d+"
+    ):
         compose(str(tmp_path / "run.yaml"), [])
     assert time.perf_counter() - start < 5.0
 

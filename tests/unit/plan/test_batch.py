@@ -203,3 +203,10 @@ def test_a_run_that_is_all_warmup_is_refused() -> None:
         "the critic warms up for 7 steps, and the run has 7: the policy would never be updated; "
         "use critic.warmup_steps=6 or less, or a longer run"
     )
+
+
+def test_epochs_whose_steps_no_run_could_make() -> None:
+    plan, [problem] = plan_batches(config(run__total_epochs=1_000_000), training_prompts=100)
+    # 100 // 8 = 12 steps per epoch; 10,000,000 // 12 = 833,333
+    assert plan is None and problem.what == "1000000 epochs of 12 steps are 12000000 steps; a run has at most 10000000"
+    assert problem.fix.startswith("use run.total_epochs=833333 or fewer")

@@ -84,6 +84,9 @@ def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
         except RecursionError:
             problems.append(Problem(f"{text[:60]!r}… nests too deep for an override", fix="write the value in a file"))
             continue
+        except ValueError as error:  # Python reads whole numbers of at most 4,300 digits
+            problems.append(Problem(f"{text[:60]!r}… cannot be read ({str(error).partition(';')[0]})"))
+            continue
         if parsed.is_sweep_override():
             fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
             problems.append(Problem("a sweep over several values is not one run", where=where, fix=fix))

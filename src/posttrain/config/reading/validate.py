@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_origin
 
-from annotated_types import MinLen
+from annotated_types import Le, Lt, MinLen
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -204,12 +204,20 @@ def _stand_in(field: FieldInfo | None) -> Any:
     return [""] * shortest if get_origin(annotation) is list else {}
 
 
+def _has_upper_bound(field: FieldInfo) -> bool:
+    return any(isinstance(each, Le | Lt) for each in field.metadata)
+
+
 def _misread_numbers(node: Any, key: str, sources: SourceMap, root: type[Section]) -> list[Problem]:
-    """Report what pydantic would take for another number than its writer: true and false for 1 and 0, ``1e_6`` for 1e6."""
+    """Report what pydantic would take for another number than its writer: true and false for 1 and 0, ``1e_6`` for 1e6; and
+    whole numbers that no count can be."""
     if isinstance(node, dict):
         parts = [(child(key, name), value) for name, value in node.items()]
         return [problem for name, value in parts for problem in _misread_numbers(value, name, sources, root)]
     field = keys.field_of(key, root)
+    if isinstance(node, int) and abs(node) >= 2**63 and not (field and _has_upper_bound(field)):
+        what = f"{_leaf(key)} must be a whole number of at most 18 digits, not {show(node)}"
+        return [Problem(what, where=sources.where(key), field=key)]
     misread = isinstance(node, bool) or (isinstance(node, str) and re.search(r"[^0-9]_|_[^0-9]|__", node))
     if not misread or field is None or not is_number(field.annotation):
         return []
