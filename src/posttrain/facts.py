@@ -115,6 +115,8 @@ class ToolFormFacts:
     """Texts of the form that are special tokens in some tokenizers: replies are decoded with them."""
     calls_as_messages: bool = False
     """The chat template takes a turn with calls only as tool_calls of a message, and not as plain text."""
+    channels: bool = False
+    """A reply has parts between marks, of which one is thoughts; the form's ``said`` splits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

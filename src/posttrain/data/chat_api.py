@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.data.tool_forms import calls_of, schemas_of, text_before_calls
+from posttrain.data.tool_forms.channels import has_channels, said_in
 from posttrain.interfaces.env import Message
 from posttrain.libraries import json_text
 
@@ -190,11 +191,14 @@ def assistant_message(text: str, name: str, *, tools: Sequence[Mapping[str, Any]
     """Build the assistant's message from the model's text. ``name`` (of the response) makes the ids of its calls, unless the
     model wrote them; where tools were offered, the calls are parsed in the ``form`` of the model."""
     calls = [call for call in calls_of(form, text, schemas_of(tools)) if not call.problem] if tools else []
+    content, reasoning = said_in(form, text, calls=bool(calls))
+    thoughts = {"reasoning_content": reasoning} if reasoning else {}
     if not calls:
-        return {"role": "assistant", "content": text}
+        return {"role": "assistant", "content": content, **thoughts}
     return {
         "role": "assistant",
-        "content": text_before_calls(form, text).rstrip() or None,
+        "content": (content if has_channels(form) else text_before_calls(form, text)).rstrip() or None,
+        **thoughts,
         "tool_calls": [
             {
                 "id": call.call_id or f"call_{name}_{number}",

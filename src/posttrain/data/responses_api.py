@@ -125,6 +125,12 @@ def text_item(answer_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] =
     }
 
 
+def reasoning_item(answer_id: str, text: str) -> dict[str, Any]:
+    """The thoughts of an answer, given by the id of its chat completion."""
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": f"rs_{answer_id}", "summary": [], "content": content, "status": "completed"}
+
+
 def function_item(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call of a chat completion."""
     return {
@@ -142,6 +148,8 @@ def as_response(whole: Mapping[str, Any]) -> dict[str, Any]:
     message, usage = choice["message"], whole["usage"]
     cut = choice["finish_reason"] == "length"
     output: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        output.append(reasoning_item(whole["id"], message["reasoning_content"]))
     if message.get("content"):
         found = (choice.get("logprobs") or {}).get("content") or ()
         output.append(text_item(whole["id"], message["content"], found))

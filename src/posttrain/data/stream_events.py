@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from posttrain.data.chat_api import error_body
-from posttrain.data.responses_api import as_response, function_item, text_item
+from posttrain.data.responses_api import as_response, function_item, reasoning_item, text_item
 
 Json = Mapping[str, Any]
 
@@ -15,8 +15,8 @@ Json = Mapping[str, Any]
 class AnswerEvents(Protocol):
     """Formats one answer. A choice is ``piece`` any number of times and then ``finished``; ``end`` comes last."""
 
-    def piece(self, index: int, text: str, logprobs: Json | None = None) -> Iterator[str]:
-        """Further text of a choice, and the log-probs of its tokens where they are requested."""
+    def piece(self, index: int, text: str, logprobs: Json | None = None, reasoning: str = "") -> Iterator[str]:
+        """Further text of a choice, thoughts before it, and the log-probs of its tokens where they are requested."""
         ...
 
     def finished(self, choice: Json, rest: str, logprobs: Json | None = None) -> Iterator[str]:
@@ -46,8 +46,10 @@ class CompletionEvents:
         self._with_usage = with_usage
         self._begun: set[int] = set()
 
-    def piece(self, index: int, text: str, logprobs: Json | None = None) -> Iterator[str]:
-        if text or logprobs:
+    def piece(self, index: int, text: str, logprobs: Json | None = None, reasoning: str = "") -> Iterator[str]:
+        if reasoning:
+            yield self._choice(index, {"reasoning_content": reasoning}, None if text else logprobs, None)
+        if text or (logprobs and not reasoning):
             yield self._choice(index, {"content": text} if self._chat else {"text": text}, logprobs, None)
 
     def finished(self, choice: Json, rest: str, logprobs: Json | None = None) -> Iterator[str]:
@@ -83,10 +85,15 @@ class ResponseEvents:
         self._head = head
         self._number = 0
         self._text: str | None = None  # of the message so far; None: it has not begun
+        self._thoughts: str | None = None  # before it, in the same way
+        self._thinking = False
 
-    def piece(self, index: int, text: str, logprobs: Json | None = None) -> Iterator[str]:
+    def piece(self, index: int, text: str, logprobs: Json | None = None, reasoning: str = "") -> Iterator[str]:
+        if reasoning:
+            yield from self._think(reasoning)
         if not text:
             return
+        yield from self._end_thoughts()
         if self._text is None:
             yield from self._begin_message()
         self._text = (self._text or "") + text
@@ -94,14 +101,15 @@ class ResponseEvents:
 
     def finished(self, choice: Json, rest: str, logprobs: Json | None = None) -> Iterator[str]:
         yield from self.piece(choice["index"], rest)
+        yield from self._end_thoughts()
         if self._number == 0:
             yield from self._begin()
         if self._text is not None:
             item = text_item(self._head["id"], self._text)
             yield self._event("response.output_text.done", **self._place(), text=self._text, logprobs=[])
             yield self._event("response.content_part.done", **self._place(), part=item["content"][0])
-            yield self._event("response.output_item.done", output_index=0, item=item)
-        first = 0 if self._text is None else 1
+            yield self._event("response.output_item.done", output_index=self._first, item=item)
+        first = self._first + (self._text is not None)
         for place, call in enumerate(choice["message"].get("tool_calls") or (), first):
             yield from self._called(place, function_item(call))
 
@@ -117,11 +125,37 @@ class ResponseEvents:
             yield self._event(f"response.{kind}", response={**response, "status": "in_progress"})
 
     def _begin_message(self) -> Iterator[str]:
-        yield from self._begin()
+        if self._number == 0:
+            yield from self._begin()
         item = text_item(self._head["id"], "")
         empty = {**item, "status": "in_progress", "content": []}
-        yield self._event("response.output_item.added", output_index=0, item=empty)
+        yield self._event("response.output_item.added", output_index=self._first, item=empty)
         yield self._event("response.content_part.added", **self._place(), part=item["content"][0])
+
+    @property
+    def _first(self) -> int:
+        """The place of the message among the items of the output."""
+        return 0 if self._thoughts is None else 1
+
+    def _think(self, text: str) -> Iterator[str]:
+        if self._thoughts is None:
+            yield from self._begin()
+            item = {**reasoning_item(self._head["id"], ""), "content": []}
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            self._thinking = True
+        self._thoughts = (self._thoughts or "") + text
+        yield self._event("response.reasoning_text.delta", **self._place_of_thoughts(), delta=text)
+
+    def _end_thoughts(self) -> Iterator[str]:
+        if not self._thinking:
+            return
+        self._thinking, text = False, self._thoughts or ""
+        yield self._event("response.reasoning_text.done", **self._place_of_thoughts(), text=text)
+        item = reasoning_item(self._head["id"], text)
+        yield self._event("response.output_item.done", output_index=0, item=item)
+
+    def _place_of_thoughts(self) -> dict[str, Any]:
+        return {"output_index": 0, "item_id": reasoning_item(self._head["id"], "")["id"], "content_index": 0}
 
     def _called(self, place: int, item: Json) -> Iterator[str]:
         at = {"output_index": place, "item_id": item["id"]}
@@ -133,7 +167,7 @@ class ResponseEvents:
         yield self._event("response.output_item.done", output_index=place, item=item)
 
     def _place(self) -> dict[str, Any]:
-        return {"output_index": 0, "item_id": text_item(self._head["id"], "")["id"], "content_index": 0}
+        return {"output_index": self._first, "item_id": text_item(self._head["id"], "")["id"], "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> str:
         self._number += 1
@@ -150,6 +184,8 @@ def in_one_piece(whole: Json, events: AnswerEvents) -> Iterator[str]:
     """Format an answer that is complete already."""
     for choice in whole["choices"]:
         text = choice["message"]["content"] if "message" in choice else choice["text"]
+        if "message" in choice:
+            yield from events.piece(choice["index"], "", None, choice["message"].get("reasoning_content", ""))
         yield from events.finished(choice, text or "", choice["logprobs"])
     yield from events.end(whole)
 

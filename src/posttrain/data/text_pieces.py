@@ -54,11 +54,11 @@ class TextPieces:
         found = [place for mark in self._held_back if (place := text.find(mark)) >= 0]
         end = min(found, default=len(text))
         if not found:
-            end -= max((_begun(text, mark) for mark in self._held_back), default=0)
+            end -= max((begun(text, mark) for mark in self._held_back), default=0)
         return len(text[:end].rstrip()) if self._opening else end
 
 
-def _begun(text: str, mark: str) -> int:
+def begun(text: str, mark: str) -> int:
     """Count the characters at the end of a text with which a mark may begin."""
     longest = min(len(mark) - 1, len(text))
     return next((count for count in range(longest, 0, -1) if text.endswith(mark[:count])), 0)

@@ -12,6 +12,7 @@ from posttrain.data.openai_api.request import EndpointRequest
 from posttrain.data.stream_events import AnswerEvents
 from posttrain.data.text_pieces import TextPieces
 from posttrain.data.tool_forms import DEFAULT, openings_of
+from posttrain.data.tool_forms.channels import Said, SaidPieces, has_channels
 from posttrain.records.trajectories import StopReason, Trajectory, Unfinished
 
 
@@ -156,6 +157,8 @@ class LiveAnswer:
         echoes: Sequence[str] = (),
     ):
         opening = openings_of(form) if asked.tools else ()
+        split = asked.messages is not None and has_channels(form)
+        self._parts = [SaidPieces(form, decode, stops=asked.stop) for _ in range(choices if split else 0)]
         self._pieces = [TextPieces(decode, stops=asked.stop, opening=opening) for _ in range(choices)]
         self._sent = [0] * choices  # tokens of each choice whose log-probs were sent
         self._events, self._asked, self._form, self._text_of, self._echoes = events, asked, form, text_of, echoes
@@ -167,15 +170,25 @@ class LiveAnswer:
     def grown(self, place: int, progress: Unfinished) -> Iterator[str]:
         """Take further tokens of a choice."""
         self._sent[place] += len(progress.token_ids)
-        text = self._pieces[place].add(progress.token_ids)
-        yield from self._events.piece(place, text, logprobs_of(self._asked, progress, self._text_of))
+        logprobs = logprobs_of(self._asked, progress, self._text_of)
+        if self._parts:
+            content, reasoning = self._parts[place].add(progress.token_ids)
+            yield from self._events.piece(place, content, logprobs, reasoning)
+        else:
+            yield from self._events.piece(place, self._pieces[place].add(progress.token_ids), logprobs)
 
     def ended(self, place: int, response: Trajectory) -> Iterator[str]:
         """Take a whole choice."""
         choice = choice_of(place, self._asked, response, self._form, self._text_of)
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         logprobs = logprobs_of(self._asked, response, self._text_of, self._sent[place])
-        yield from self._events.finished(choice, self._pieces[place].rest(text or ""), logprobs)
+        if self._parts:
+            said = Said(text or "", choice["message"].get("reasoning_content", ""))
+            content, reasoning = self._parts[place].rest(said)
+            yield from self._events.piece(place, "", None, reasoning)
+            yield from self._events.finished(choice, content, logprobs)
+        else:
+            yield from self._events.finished(choice, self._pieces[place].rest(text or ""), logprobs)
 
     def end(self, whole: Mapping[str, Any]) -> Iterator[str]:
         """End with the whole answer, as it is without a stream."""

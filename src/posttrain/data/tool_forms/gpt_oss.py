@@ -10,6 +10,7 @@ import re
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.channels import Said
 from posttrain.data.tool_forms.grammar import CallSyntax, json_of
 from posttrain.data.tool_forms.values import call_with_json
 from posttrain.registry import TOOL_FORMS
@@ -19,6 +20,7 @@ _MESSAGE = re.compile(
     r"(?P<end><\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
 )
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]*)")
 
 
@@ -28,6 +30,7 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]*)")
     opening=("<|channel|>commentary to=functions.", "<|start|>assistant to=functions.", " to=functions."),
     marks=("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"),
     calls_as_messages=True,
+    channels=True,
 )
 def gpt_oss(reply: str, schemas: Schemas) -> list[ToolCall]:
     calls = []
@@ -36,6 +39,20 @@ def gpt_oss(reply: str, schemas: Schemas) -> list[ToolCall]:
         if recipient is not None:
             calls.append(call_with_json(recipient.group(1), message["body"]))
     return calls
+
+
+def said(reply: str, *, calls: bool, whole: bool) -> Said:
+    """Split a reply: see data.tool_forms.channels."""
+    if "<|" not in reply:  # its channel stands in the prompt
+        return Said(reply)
+    content, reasoning = "", ""
+    for message in _MESSAGE.finditer(reply):
+        channel = _CHANNEL.search(message["head"])
+        if channel is not None and channel.group(1) == "analysis":
+            reasoning += message["body"]
+        elif not (calls and _RECIPIENT.search(message["head"])):
+            content += message["body"]
+    return Said(content, reasoning)
 
 
 # The model ends its turn with a call.

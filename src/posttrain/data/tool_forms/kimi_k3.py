@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.data.tool_calls import ToolCall
 from posttrain.data.tool_forms import Schemas
+from posttrain.data.tool_forms.channels import Said
 from posttrain.data.tool_forms.grammar import CallSyntax, tagged, texts
 from posttrain.data.tool_forms.values import call_with_json
 from posttrain.libraries import json_text
@@ -25,6 +26,8 @@ _ARGUMENT = re.compile(_TAG.format(name="argument"), re.DOTALL)
 _JSON = re.compile(_TAG.format(name="json"), re.DOTALL)
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 _AFTER_THOUGHTS = "<|close|>think<|sep|>"
+_THOUGHTS, _TOOLS_BEGIN = "<|open|>think<|sep|>", "<|open|>tools"
+_TAGS = re.compile(r"<\|(?:open|close)\|>[^<]*(?:<\|sep\|>|\Z)")
 _FORM = '<|open|>call tool="NAME" index="1"<|sep|> ... <|close|>call<|sep|>'
 
 
@@ -33,10 +36,23 @@ _FORM = '<|open|>call tool="NAME" index="1"<|sep|> ... <|close|>call<|sep|>'
     in_template=("<|open|>", "<|close|>", "<|sep|>"),
     opening=("<|close|>response<|sep|><|open|>tools<|sep|>", "<|open|>tools<|sep|>"),
     marks=("<|open|>", "<|close|>", "<|sep|>"),
+    channels=True,
 )
 def kimi_k3(reply: str, schemas: Schemas) -> list[ToolCall]:
     answer = reply.rpartition(_AFTER_THOUGHTS)[2]
     return [call for _, block in _TOOLS.findall(answer) for call in _calls(block)]
+
+
+def said(reply: str, *, calls: bool, whole: bool) -> Said:
+    """Split a reply: see data.tool_forms.channels. Its first part may have been opened by the prompt."""
+    thoughts, closed, answer = reply.rpartition(_AFTER_THOUGHTS)
+    if not closed and reply.startswith(_THOUGHTS):
+        return Said("", reply.removeprefix(_THOUGHTS))
+    if not (closed or whole or reply.startswith("<|open|>") or "<|close|>response" in reply):
+        return Said("")
+    answer = _TOOLS.sub("" if calls else r"\2", answer)
+    answer = answer[: answer.find(_TOOLS_BEGIN)] if calls and _TOOLS_BEGIN in answer else answer
+    return Said(_TAGS.sub("", answer), thoughts.removeprefix(_THOUGHTS))
 
 
 def _calls(block: str) -> list[ToolCall]:
