@@ -1,11 +1,14 @@
 """Asynchronous runs beside the synchronous one: seconds and sampler passes of a step, samples per hour, and what limits them.
 
-    python benchmarks/async.py [MODEL_FOLDER] [--case environments,resets,ragged] [--staleness 1,2,4] [--steps 10] [--rounds 1]
+    python benchmarks/async.py [MODEL_FOLDER] [--case environments,resets,ragged,one_step] [--staleness 1,2,4] [--steps 10]
+        [--rounds 1]
 
 environments: episodes of one turn whose environments answer after log-normal times (sigma 1.0), asleep in processes of their own.
 With --update-s the update of every step sleeps besides, as if another device trained: nothing is then limited by this machine.
 resets: the same times, before the first turn; those of six steps are prepared ahead (asynchronous.prepared_groups).
 ragged: responses of log-normal lengths (sigma 0.8) on one device, with as many slots as a step has responses.
+one_step: the episodes of environments, with a sampler of its own in a worker of Ray. Its column "in one run" is what its phases
+take together, one after the other, over the step that they took side by side: it compares no two runs.
 Runs of a case take turns, round after round, with the same prompts, lengths and latencies; the first step is left out.
 
 With T_g and T_t, the seconds that the synchronous step generates and does everything else, three columns say what could be:
@@ -14,6 +17,7 @@ With T_g and T_t, the seconds that the synchronous step generates and does every
   last at least as long as its longest sample and S updates. With equal times that is step >= (T_g + S T_t) / (S + 1), so less
   than S + 1 times; the column takes the times of each step as they were drawn. What happens before the first token has no
   version, so of resets only T_t is left;
+- least of one_step: the mean over its own steps of max(T_g, T_t), which none can go below;
 - ceiling of ragged: all passes of the step with full slots. Its bound is the passes of the longest response over S + 1 steps.
 """
 
@@ -65,6 +69,8 @@ class Found:
     stale: float  # steps
     trainer_waited: float  # share of the step
     longest: list[float]  # seconds of the slowest environment of each step
+    waited_s: float = 0.0  # of the step, in which the trainer waited for a sampler beside it
+    least_s: float = 0.0  # the longer of sampling and all else, which may go on beside it
 
 
 def main() -> None:
@@ -86,7 +92,7 @@ def main() -> None:
         place = Path(folder)
         model = arguments.model or tiny_model(place)
         for case in arguments.case.split(","):
-            found: dict[int, list[Found]] = {bound: [] for bound in bounds}
+            found: dict[int, list[Found]] = {bound: [] for bound in bounds if case != "one_step" or bound < 2}
             for number in range(arguments.rounds):
                 for bound, runs in found.items():
                     where = place / f"{case}_{bound}_{number}"
@@ -103,6 +109,8 @@ def middle(runs: list[Found]) -> Found:
 
 
 def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[str]]]:
+    if case == "one_step":
+        return rows_beside(found)
     plain = found[0]
     rest = plain.step_s - plain.rollout_s
     header = ["case", "S", "T_g : T_t, s", "step, s", "samples/h", "times as fast"]
@@ -127,6 +135,37 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
             ]
         rows.append([*row, f"{run.stale:.2f}", f"{100 * run.trainer_waited:.0f} %" if bound else ""])
     return [*header, *more, "mean staleness", "trainer waited"], rows
+
+
+def rows_beside(found: dict[int, Found]) -> tuple[list[str], list[list[str]]]:
+    header = [
+        "case",
+        "S",
+        "T_g : T_t, s",
+        "step, s",
+        "samples/h",
+        "times as fast",
+        "in one run",
+        "least, s",
+        "mean staleness",
+    ]
+    rows = []
+    for bound, run in found.items():
+        rest = run.step_s - (run.waited_s if bound else run.rollout_s)
+        rows.append(
+            [
+                "one_step",
+                str(bound),
+                f"{run.rollout_s:.2f} : {rest:.2f}",
+                f"{run.step_s:.2f}",
+                f"{3600 * PROMPTS * SAMPLES / run.step_s:,.0f}",
+                f"{found[0].step_s / run.step_s:.2f}",
+                f"{(run.rollout_s + rest) / run.step_s:.2f}",
+                f"{run.least_s if bound else run.rollout_s + rest:.2f}",
+                f"{run.stale:.2f}",
+            ]
+        )
+    return header, rows
 
 
 def tiny_model(place: Path) -> str:
@@ -200,6 +239,10 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         "tracking": {"trackers": []},
         "asynchronous": {"mode": "colocate", "max_staleness_steps": bound} if bound else {},
     }
+    if case == "one_step":
+        sections["placement"] = {"device": "cpu", "cpu_threads": 1, "devices": 2, "runtime": "ray"}
+        sections["policy"]["devices"] = [0]
+        sections["asynchronous"] = {"mode": "one_step"} if bound else {}
     prepared = 6 * PROMPTS if case == "resets" and bound else 0
     if prepared:
         sections["asynchronous"]["prepared_groups"] = prepared
@@ -208,7 +251,8 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         world.write_text(WORLD)
         sections |= {
             "data": {"train_files": [], "prompts_per_step": PROMPTS},
-            "rollout": {"samples_per_prompt": SAMPLES, "max_response_tokens": 4},
+            "rollout": {"samples_per_prompt": SAMPLES, "max_response_tokens": 4}
+            | ({"devices": [1]} if case == "one_step" else {}),
             "environment": {
                 "name": f"{world}:Slow",
                 "train_episodes": 4 * PROMPTS,
@@ -248,8 +292,15 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         full_passes=tokens / (PROMPTS * SAMPLES) / len(lines),
         stale=mean("async/staleness_steps_mean"),
         trainer_waited=mean("time/trainer_waited_share"),
+        waited_s=mean("time/sampler_wait_s"),
+        least_s=sum(longer_s(line) for line in kept) / len(kept),
         longest=[] if case == "ragged" else [slowest(folder, step) for step in range(1, given.steps + 1)],
     )
+
+
+def longer_s(line: dict[str, float]) -> float:
+    """Seconds of sampling in a step, or of all else but waiting for it, whichever are more."""
+    return max(line.get("time/rollout_s", 0.0), line["time/step_s"] - line.get("time/sampler_wait_s", 0.0))
 
 
 def slowest(folder: Path, step: int) -> float:

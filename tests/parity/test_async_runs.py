@@ -453,6 +453,21 @@ def test_episodes_are_replayed(make: Make, tmp_path: Path, first_s: float, again
 
 
 @pytest.mark.slow
+def test_dropped_groups_are_replayed_where_others_were_prepared_before_them(make: Make, tmp_path: Path) -> None:
+    """A dropped prompt waits behind those whose environments are prepared already; the replay prepares none."""
+    settings = COLOCATE | {"max_staleness_steps": 1, "on_stale": "drop", "prepared_groups": 3}
+    sections: dict[str, Any] = {
+        "workers": 12,
+        "asynchronous": settings,
+        "group_filter": {"strategy": "refill", "above_std": 0.1, "max_batches": 60},
+    }
+    first = in_a_world(make, tmp_path, "first", seconds=0.01, **sections)
+    assert any(event["event"] == "dropped" for event in events(first)), "no group of this run is late: choose others"
+    assert_counts_hold(events(first))
+    assert results(in_a_world(make, tmp_path, "again", replay=first, **sections)) == results(first)
+
+
+@pytest.mark.slow
 def test_a_run_that_differs_from_its_script_stops(make: Make, straight: Path, tmp_path: Path) -> None:
     """In its prompts, or in a reward although its decisions are the same."""
     other = make("other", asynchronous=COLOCATE, run={"seed": 2, "total_steps": STEPS})

@@ -20,13 +20,21 @@ _BREAKS = {
 }
 
 
+class Admission(NamedTuple):
+    """A group that was admitted."""
+
+    serial: int
+    prompt_id: str
+    draw: int  # number of the loader's batch that its prompt came with, from 1
+    attempt: int = 0  # 1 where it replaces a group that was dropped
+
+
 @dataclass(slots=True)
 class Round:
     """One stretch of sampling within a step, and the groups that the step took after it."""
 
     samples: bool = True  # False: enough groups were complete already
-    # Groups with their prompts, in order.
-    admitted: list[tuple[int, str]] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)  # in order
     # Tokens of the turn under way with which a sample (group, number) stopped; the others ended.
     cuts: dict[tuple[int, int], int] = field(default_factory=dict)
     orders: list[Due] = field(default_factory=list)  # of the sampler, at its passes; the last one is its rest
@@ -61,7 +69,8 @@ class Script:
             now = of_step[-1]
             match event["event"]:
                 case "admitted":
-                    now.admitted.append((event["group"], event["prompt_id"]))
+                    entry = Admission(event["group"], event["prompt_id"], event["draw"], event["attempt"])
+                    now.admitted.append(entry)
                 case "cut":
                     now.cuts[event["group"], event["sample"]] = event["token"]
                 case "order" | "rest" if "sampler" not in event:

@@ -13,11 +13,10 @@ from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
 from posttrain.config.roles import (
     chooses_before,
-    holds_a_copy,
     measures_nothing,
     needs_old_logprobs,
     replaces_old_logprobs,
-    runtime_of,
+    samples_beside_training,
     uses_reference,
 )
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
@@ -151,7 +150,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
         critic_warmup_steps=batches.critic.warmup_steps if batches.critic else 0,
         reference_every=config.reference.update_every if uses_reference(config) else None,
         reference_mix=config.reference.update_mix,
-        asynchronous=async_plan(config, batches),
+        asynchronous=async_plan(config),
     )
 
 
@@ -181,20 +180,17 @@ def distillation_plan(config: TrainingConfig) -> DistillationPlan | None:
     )
 
 
-def async_plan(config: RunConfig, batches: BatchPlan) -> AsyncPlan | None:
-    """Build the plan of sampling ahead; None for a synchronous run. A thread samples where that disturbs no training: in the
-    same process, with weights of the sampler's own."""
+def async_plan(config: RunConfig) -> AsyncPlan | None:
+    """Build the plan of sampling ahead; None for a synchronous run."""
     section = config.asynchronous
     if section.mode == "off" or config.validation.only:
         return None
-    in_process = runtime_of(config.placement) == "inprocess"
     return AsyncPlan(
         mode=section.mode,
         staleness_steps=section.max_staleness_steps,
         on_stale=section.on_stale,
         max_running_groups=section.max_running_groups,
-        in_thread=in_process and holds_a_copy(config.rollout.engine),
-        updates_per_step=batches.updates_per_step,
+        in_thread=samples_beside_training(config),
         sync_every_steps=section.sync_every_steps,
         sync_between_tokens=section.sync_between_tokens,
         wait_timeout_s=section.wait_timeout_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posttrain.config import RunConfig
+from posttrain.config.roles import samples_beside_training
 from posttrain.dialects.loaded import UserWords
 
 
@@ -13,7 +14,14 @@ def asynchronous_text(config: RunConfig, words: UserWords | None = None) -> str:
     if not section.is_on:
         return ""
     if section.mode == "one_step":
-        return "one_step: while a step trains, the responses of the next are sampled; 1 step stale"
+        if samples_beside_training(config):
+            return "one_step: while a step trains, the responses of the next are sampled; 1 step stale"
+        lines = ["one_step: the responses of the next step are sampled before this one's updates; 1 step stale"]
+        own = "placement.devices=2 policy.devices=[0] rollout.devices=[1]"
+        lines.append(
+            f"nothing overlaps: the sampler shares the policy's weights or devices; with its own ({own}) it does"
+        )
+        return f"\n{'':<11}".join(lines)
     most = int(prompts * (section.max_staleness_steps + 1))
     steps = f"{section.max_staleness_steps} step{'' if section.max_staleness_steps == 1 else 's'}"
     others = "samplers go on meanwhile" if section.mode == "separate" else "others continue"

@@ -143,6 +143,17 @@ def holds_a_copy(engine: str) -> bool:
     return engine in ROLLOUT_ENGINES.names() and not shares_weights(engine)
 
 
+def samples_beside_training(config: RunConfig) -> bool:
+    """Tell whether sampling does not disturb training at the same time: the sampler has weights of its own, and is a server, or
+    in the trainer's process, or on devices that no trained model shares."""
+    place, rollout = config.placement, config.rollout
+    if runtime_of(place) == "inprocess" or (rollout.endpoints and holds_a_copy(rollout.engine)):
+        return holds_a_copy(rollout.engine)
+    every = range(place.devices)
+    trained = {device for _, section in trained_roles(config) for device in section.devices or every}
+    return trained.isdisjoint(every if rollout.devices is None else rollout.devices)
+
+
 def runtime_of(place: PlacementConfig) -> Literal["inprocess", "ray"]:
     """Return the runtime, with auto resolved: one process for one device, Ray for more."""
     if place.runtime != "auto":

@@ -10,6 +10,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config import RunConfig, SftConfig, TuneConfig
+from posttrain.interfaces.beside import BesideTraining
 from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
@@ -56,6 +57,7 @@ class Roles:
         default_factory=dict
     )  # language models of the run that grade responses, by name
     crew: Crew | None = None  # samplers that work while the trainer does; None: they take turns with it
+    beside: BesideTraining | None = None  # samplers in workers that sample in another thread while a step trains
     worlds: Worlds | None = None  # None: single-turn responses without an environment
     device: str  # the policy's device, for display
     notices: Notices = field(default_factory=Notices)  # messages of engines while they work, for display

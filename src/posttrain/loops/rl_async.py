@@ -51,7 +51,6 @@ def sampler_of(
             prompts,
             bounds,
             plan.step_plan,
-            updates_per_step=asynchronous.updates_per_step,
             in_thread=asynchronous.in_thread,
             wait_timeout_s=asynchronous.wait_timeout_s,
         )

@@ -23,8 +23,7 @@ class AsyncPlan:
     staleness_steps: float
     on_stale: Literal["wait", "drop"] = "wait"
     max_running_groups: int | None = None  # None: as many as may be admitted
-    in_thread: bool = False  # one_step: the sampler has its own copy of the weights, and works while the trainer does
-    updates_per_step: int = 1
+    in_thread: bool = False  # one_step: the sampler works while the trainer does
     sync_between_tokens: bool = True  # separate: responses continue under new weights
     sync_every_steps: int = 1  # separate: the samplers get new weights after every so many steps
     wait_timeout_s: float = 3600.0

@@ -143,8 +143,8 @@ class Ahead:
         """
         groups, flying = self._groups, self._groups.flying
         flying.resume()
-        for serial, prompt_id in again.admitted:
-            groups.admit_again(serial, prompt_id, number)
+        for admission in again.admitted:
+            groups.admit_again(admission, number)
         ended = {*again.finished, *again.chosen}
         try:
             while not stream.rests or (flying.waits and not groups.complete(ended)):

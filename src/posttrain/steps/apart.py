@@ -223,9 +223,9 @@ class Apart:
         """Admit all that the recorded run had admitted by the end of this step: its samplers' orders name them."""
         step = self.ledger.steps + 1
         recorded = [each for turn in script.rounds.get(step, []) for each in turn.admitted]
-        for serial, prompt_id in recorded:
-            if serial >= self.ledger.admitted:
-                self._groups.admit_again(serial, prompt_id, step)
+        for each in recorded:
+            if each.serial >= self.ledger.admitted:
+                self._groups.admit_again(each, step)
 
     def _begin_step(self, number: int) -> None:
         self._number = number

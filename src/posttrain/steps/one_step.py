@@ -1,14 +1,15 @@
 """Sample one step ahead: the next step's groups are sampled by the weights that this step starts with, while it trains.
 
-Where the sampler reads the trainer's own weights, they are sampled before the update instead: the numbers are the same.
+Where sampling would disturb training, because the sampler reads the trainer's own weights or shares its devices, they are
+sampled before the update instead: the numbers are the same.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,20 +23,21 @@ from posttrain.records.marks import mark_of
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.saved_groups import scored_from_plain, scored_to_plain
-from posttrain.records.trajectories import ScoredGroup
+from posttrain.records.trajectories import ScoredGroup, TrajectoryGroup
 from posttrain.steps.domains import DomainSelection
 from posttrain.steps.open_groups import Drops, StepEnd
-from posttrain.steps.rl_step import AnySelection, sample_groups
+from posttrain.steps.rl_step import AnySelection, collect, respond, sample_groups
 from posttrain.steps.select import Selection
 
 LANE = "sampler"  # of the clock, while the loop trains
+LOOK_S = 0.1  # between two looks for a sampler that needs weights
+LEAVE_S = 10.0  # for a thread to end that is no longer needed
 
 
 class OneStepAhead:
     """The groups of every step, sampled during the step before; ``sample`` gives those of a step.
 
-    Args: prompts of the run, by id; plan_of(step); updates_per_step bounds how far the trainer may be ahead of a sampler that
-        works in a thread of its own (``in_thread``).
+    Args: prompts of the run, by id; plan_of(step); in_thread, the sampler works while the loop trains.
     """
 
     def __init__(
@@ -47,7 +49,6 @@ class OneStepAhead:
         bounds: Bounds,
         plan_of: Callable[[int], StepPlan],
         *,
-        updates_per_step: int,
         in_thread: bool,
         wait_timeout_s: float,
     ):
@@ -57,8 +58,7 @@ class OneStepAhead:
         self.marks: dict[int, str] = {}  # of these, by serial (records.marks)
         self.late: set[int] = set()  # it takes whole batches, and waits for all of each
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
-        self._plan_of, self._updates_per_step = plan_of, updates_per_step
-        self._in_thread, self._wait_timeout_s = in_thread, wait_timeout_s
+        self._plan_of, self._in_thread, self._wait_timeout_s = plan_of, in_thread, wait_timeout_s
         self._next: AnySelection | None = None  # of the next step
         self._sampling: Future[AnySelection] | None = None
         self._clock: PhaseClock | None = None
@@ -77,7 +77,7 @@ class OneStepAhead:
         if number < self.ledger.bounds.total_steps:
             following = self._plan_of(number + 1)
             if self._in_thread:
-                self._begin(following, clock.in_lane(LANE))
+                self._begin(following, clock.in_lane(LANE), self._roles.policy.version)
             else:
                 self._have_next(self._sample(following, clock))
         return selection
@@ -91,7 +91,7 @@ class OneStepAhead:
             return
         assert self._clock is not None
         with self._clock.phase("sampler_wait"):
-            self._have_next(self._joined(self._sampling))
+            self._have_next(self._ended(self._sampling, "this step's updates").result())
 
     def end_step(self) -> StepEnd:
         """The step has been trained. Nothing is ever dropped."""
@@ -103,41 +103,54 @@ class OneStepAhead:
         return nullcontext()
 
     def close(self) -> None:
-        """No-op: a thread that samples ends with its batch."""
+        """Leave the sampling that is under way, so that the workers may end; with servers its thread ends with its batch."""
+        if self._sampling is not None and self._roles.beside:
+            self._roles.beside.leave()
+            wait([self._sampling], LEAVE_S)
 
-    def _sample(self, plan: StepPlan, clock: PhaseClock) -> AnySelection:
-        behind = self._updates_per_step if self._in_thread else 0
-        selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, staleness_updates=behind)
+    def _sample(
+        self, plan: StepPlan, clock: PhaseClock, collected_by: Callable[..., list[TrajectoryGroup]] = collect
+    ) -> AnySelection:
+        selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, collected_by=collected_by)
         self.sampled_tokens += selection.sampled_tokens
         return selection
 
-    def _begin(self, plan: StepPlan, clock: PhaseClock) -> None:
-        """Sample in a thread; a pool would hold up the end of the process."""
+    def _begin(self, plan: StepPlan, clock: PhaseClock, held: int) -> None:
+        """Sample in a thread; a pool would hold up the end of the process. Args: held, the version that the step starts with."""
         result = self._sampling = Future[AnySelection]()
 
+        def collected(roles: Roles, *asked: Any) -> list[TrajectoryGroup]:
+            # They are newer where a sampler was lost, and no other was left
+            if roles.rollout.version < held:
+                raise RunStopped(f"the sampler serves version {roles.rollout.version}, and the step began with {held}")
+            return respond(roles, *asked)
+
         def work() -> None:
+            beside = self._roles.beside
             try:
-                result.set_result(self._sample(plan, clock))
+                with beside.beside_training() if beside else nullcontext():
+                    result.set_result(self._sample(plan, clock, collected))
             except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
                 result.set_exception(error)
 
         threading.Thread(target=work, name="sampler", daemon=True).start()
 
-    def _joined(self, sampling: Future[AnySelection]) -> AnySelection:
-        try:
-            return sampling.result(self._wait_timeout_s)
-        except Late:
-            raise RunStopped(self._late("this step's updates")) from None
-        finally:
-            if sampling.done():
-                self._sampling = None
+    def _ended(self, sampling: Future[AnySelection], since: str) -> Future[AnySelection]:
+        """Wait until the thread has sampled, or failed. A sampler that lacks weights gets the present ones.
 
-    def _late(self, since: str) -> str:
-        step = self.ledger.steps + 2
-        return (
-            f"the responses of step {step} were not sampled within {self._wait_timeout_s:g} s after {since} "
-            "(asynchronous.wait_timeout_s)"
-        )
+        Raises: RunStopped when it does not end in time ``since`` something.
+        """
+        roles, until = self._roles, time.monotonic() + self._wait_timeout_s
+        while not wait([sampling], min(LOOK_S, self._wait_timeout_s)).done:
+            if roles.beside and roles.beside.needs_weights:
+                roles.weight_sync.publish(roles.policy, roles.rollout)
+            if time.monotonic() > until:
+                raise RunStopped(
+                    f"the responses of step {self.ledger.steps + 2} were not sampled within {self._wait_timeout_s:g} s after "
+                    f"{since} (asynchronous.wait_timeout_s)"
+                )
+        self._sampling = None
+        return sampling
 
     def _have_next(self, selection: AnySelection) -> None:
         self._next = selection
@@ -167,11 +180,7 @@ class OneStepAhead:
     def go_back(self, snapshot: tuple[Mapping[str, Any], AnySelection | None]) -> None:
         """Undo a step that was left before its update; sampling that is under way ends first."""
         if self._sampling is not None:
-            try:
-                self._sampling.exception(self._wait_timeout_s)
-            except Late:
-                raise RunStopped(self._late("the step was left")) from None
-            self._sampling = None
+            self._ended(self._sampling, "the step was left")
         state, self._next = snapshot
         self.ledger.restore(state)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.asynchrony.script import Admission
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
@@ -143,21 +144,35 @@ class OpenGroups:
 
     def admit(self) -> Entry:
         """Admit the next prompt's group that there is room for, and begin its samples."""
-        return self._admit(lambda domain: self.ledger.room(domain) > 0, check=True)
+        return self._admit(lambda drawn: self.ledger.room(self._domain(drawn.prompt)) > 0, check=True)
 
-    def admit_again(self, serial: int, prompt_id: str, number: int) -> None:
-        """Admit the recorded group, whether or not there is room already: others may have ended before it.
+    def admit_again(self, recorded: Admission, number: int) -> None:
+        """Admit the recorded group, whether or not there is room already: others may have ended before it. The prompts before it
+        wait where it replaces a dropped group, while theirs were being prepared.
 
-        Raises: RunStopped when the next prompt of its domain is another one.
+        Raises: RunStopped when the loader's batch has no such prompt left.
         """
-        recorded = self._prompts.get(prompt_id)
-        if recorded is None:
-            raise RunStopped(f"{DIFFERS} in step {number}: it has no prompt {prompt_id}")
-        entry = self._admit(lambda domain: domain == self._domain(recorded), check=False)
-        if (entry.serial, entry.prompt_id) != (serial, prompt_id):
-            raise RunStopped(f"{DIFFERS} in step {number}: group {entry.serial} is {entry.prompt_id}, not {prompt_id}")
+        serial = self.ledger.admitted
+        if serial != recorded.serial:
+            raise RunStopped(
+                f"{DIFFERS} in step {number}: group {recorded.serial} is to be admitted, and {serial} is next"
+            )
 
-    def _admit(self, fits: Callable[[str], bool], *, check: bool) -> Entry:
+        def is_it(drawn: Drawn) -> bool:
+            mine = (drawn.prompt.prompt_id, drawn.draw, drawn.attempt)
+            return mine == (recorded.prompt_id, recorded.draw, recorded.attempt)
+
+        while not any(is_it(drawn) for drawn in self._waiting):
+            if recorded.draw <= self._draws:
+                following = self._waiting[0].prompt.prompt_id if self._waiting else "none"
+                raise RunStopped(
+                    f"{DIFFERS} in step {number}: group {serial} is {recorded.prompt_id} of the loader's batch {recorded.draw}, "
+                    f"which has no such prompt left; the next one is {following}"
+                )
+            self._draw()
+        self._admit(is_it, check=False)
+
+    def _admit(self, fits: Callable[[Drawn], bool], *, check: bool) -> Entry:
         preparing = self._preparing if self._prepared else None
         drawn = self._prepared.popleft() if preparing else self._drawn(fits)
         domain = self._domain(drawn.prompt)
@@ -194,20 +209,24 @@ class OpenGroups:
                 self._preparing.prepare(Place(serial, number), drawn.prompt, sampling)
             self._prepared.append(drawn)
 
-    def _drawn(self, fits: Callable[[str], bool] = lambda domain: True) -> Drawn:
-        """The first prompt that waits and whose domain fits. Domains of which none waits draw their part of a step first, whether
-        or not they fit: what is drawn depends on what was admitted before, and not on when."""
+    def _drawn(self, fits: Callable[[Drawn], bool] = lambda drawn: True) -> Drawn:
+        """The first prompt that waits and fits."""
         while True:
             for place, drawn in enumerate(self._waiting):
-                if fits(self._domain(drawn.prompt)):
+                if fits(drawn):
                     del self._waiting[place]
                     return drawn
-            waiting = {self._domain(drawn.prompt) for drawn in self._waiting}
-            wanting = [name for name in self.ledger.bounds.shares if name not in waiting]
-            assert wanting, "a domain fits"
-            self._draws += 1
-            prompts = self._loader.next(wanting if self._domain_of else None)
-            self._waiting += [Drawn(prompt, self._draws) for prompt in prompts]
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the next batch of the loader; of domains, the part of a step of those of which no prompt waits, whether or not
+        they fit: what is drawn depends on what was admitted before, and not on when."""
+        waiting = {self._domain(drawn.prompt) for drawn in self._waiting}
+        wanting = [name for name in self.ledger.bounds.shares if name not in waiting]
+        assert wanting or not self._domain_of, "a domain fits"
+        self._draws += 1
+        prompts = self._loader.next(wanting if self._domain_of else None)
+        self._waiting += [Drawn(prompt, self._draws) for prompt in prompts]
 
     def _domain(self, prompt: Prompt) -> str:
         return self._domain_of.get(prompt.data_source, "")

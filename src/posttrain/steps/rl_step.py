@@ -87,7 +87,6 @@ def sample_groups(
     plan: StepPlan,
     clock: PhaseClock,
     *,
-    staleness_updates: int = 0,
     collected_by: Callable[..., list[TrajectoryGroup]] | None = None,
 ) -> AnySelection:
     """The groups of a step, sampled by the policy (``collect``, or what stands in for it) and scored: those of one batch of
@@ -101,7 +100,7 @@ def sample_groups(
         with clock.phase("rollout", total=roles.most_tokens(len(prompts), sampling)):
             # Scored while others are sampled
             sample = collected_by or collect
-            groups = sample(roles, prompts, sampling, clock.advance, scorer.begin, staleness_updates=staleness_updates)
+            groups = sample(roles, prompts, sampling, clock.advance, scorer.begin)
         with clock.phase("reward"):
             selection.add(score_groups(groups, roles, scorer, plan))
     return selection
@@ -134,19 +133,27 @@ def collect(
     sampling: SamplingParams,
     on_tokens: OnTokens | None = None,
     on_group: OnGroup | None = None,
-    *,
-    staleness_updates: int = 0,
 ) -> list[TrajectoryGroup]:
     """A group of responses per prompt, sampled by the policy; where the run has environments, each of them an episode.
 
     The weights may change while responses are sampled: a trajectory's spans say which version each of its tokens is from.
 
-    Args: staleness_updates, the most updates that the sampler may be behind the trainer when it begins.
-    Raises: RunStopped when the sampler serves other weights than that allows.
+    Raises: RunStopped when the sampler serves other weights than the trainer holds.
     """
     served, held = roles.rollout.version, roles.policy.version
-    if not held - staleness_updates <= served <= held:
+    if served != held:
         raise RunStopped(f"the sampler serves version {served} of the weights, the trainer holds version {held}")
+    return respond(roles, prompts, sampling, on_tokens, on_group)
+
+
+def respond(
+    roles: Roles,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    on_tokens: OnTokens | None = None,
+    on_group: OnGroup | None = None,
+) -> list[TrajectoryGroup]:
+    """Sample with the weights that the sampler has, whichever they are."""
     if roles.worlds:
         return play(roles.rollout, prompts, sampling, roles.worlds, on_tokens, on_group)
     return roles.rollout.generate(prompts, sampling, on_tokens, on_group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,13 +25,12 @@ class NoClock:
 def waiting(sampling: Future[Any]) -> OneStepAhead:
     nothing = cast(Any, None)
     ahead = OneStepAhead(
-        nothing,
+        cast(Any, SimpleNamespace(beside=None)),
         nothing,
         nothing,
         {},
         Bounds(groups_per_step=1, staleness=1, total_steps=9),
         nothing,
-        updates_per_step=1,
         in_thread=True,
         wait_timeout_s=0.01,
     )

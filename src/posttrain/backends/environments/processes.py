@@ -41,6 +41,8 @@ class _Worker:
     socket: socket.socket
     episode: str | None = None  # None: it is free
     doing: str = ""  # the command whose answer is awaited
+    sent: int = 0  # commands
+    number: int = 0  # of the command whose answer is awaited, or was the last: answers to earlier ones are dropped
     told: bool = True  # False: the answer is dropped
     asks: bool = False  # its environment asks for turns by itself, and has not ended
     turns: set[str] = field(default_factory=set)  # those that it waits for
@@ -125,9 +127,11 @@ class ProcessHost:
 
     def drop(self, episode: str, failed: EnvFailed | None = None) -> None:
         worker = self._by_episode.get(episode)
-        if worker is not None:  # else it has failed, and is closed
-            worker.told = False
-            self._send(worker, {"do": "close"}, self._timeout_s)
+        if worker is None:  # it has failed and is closed, or has not begun
+            self._queue = deque(each for each in self._queue if each[0] != episode)
+            return
+        worker.told = False
+        self._send(worker, {"do": "close"}, self._timeout_s)
 
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
         deadline = time.monotonic() + timeout_s
@@ -182,11 +186,14 @@ class ProcessHost:
         worker.doing, worker.deadline = command["do"], time.monotonic() + timeout_s
         worker.asks = False
         self._write(worker, command)
+        worker.number = worker.sent
 
     def _write(self, worker: _Worker, command: dict[str, Any]) -> None:
+        worker.sent += 1
         # The end of the process, or its silence, shows where answers are read.
         with suppress(frames.PipeClosed, TimeoutError, OSError):
-            frames.write_frame(worker.socket.fileno(), wire.to_bytes(command), self._timeout_s)
+            data = wire.to_bytes({**command, "number": worker.sent})
+            frames.write_frame(worker.socket.fileno(), data, self._timeout_s)
 
     def _look(self, busy: Sequence[_Worker], deadline: float) -> None:
         """Wait for an answer, or for the first time limit, and take in what has come."""
@@ -250,6 +257,8 @@ class ProcessHost:
             self._send(worker, {"do": "close"}, self._timeout_s)
 
     def _take(self, worker: _Worker, answer: Any) -> None:
+        if isinstance(answer, dict) and answer.get("number", worker.number) < worker.number:
+            return  # its episode was dropped while the environment was at work
         if worker.doing == "start" and isinstance(answer, dict) and answer.get("ok") == "asks":
             worker.doing, worker.asks, worker.turns = "", True, set()
             return

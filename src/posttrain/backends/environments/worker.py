@@ -47,7 +47,7 @@ def serve(fd: int) -> None:
     {"do": "step", "action": …, "cut": …}, {"do": "answer", "turn": …, …}. Answers: {"ok": what the environment returned},
     or {"failed": [reason, detail]}. The start of an environment that asks for turns by itself is answered by
     {"ok": "asks"}; its events come as
-    {"event": …}, and an answered turn has no answer.
+    {"event": …}, and an answered turn has no answer, unless it fails. A command's "number" comes back with its answer.
     """
     with contextlib.suppress(PipeClosed, ValueError):  # the trainer has gone
         _Hosting(fd).serve()
@@ -63,12 +63,13 @@ class _Hosting:
     def serve(self) -> None:
         while True:
             command = wire.from_bytes(read_frame(self._fd, MOST_BYTES))
+            number = {"number": command["number"]} if "number" in command else {}
             data: bytes | None
             try:
                 found = self._done(command)
-                data = None if command["do"] == "answer" else wire.to_bytes({"ok": found})
+                data = None if command["do"] == "answer" else wire.to_bytes({"ok": found, **number})
             except BaseException as error:  # noqa: BLE001 - someone's code, which may also call sys.exit; it is reported
-                data = wire.to_bytes({"failed": list(failure_of(error))})
+                data = wire.to_bytes({"failed": list(failure_of(error)), **number})
                 self._number += 1
                 if self._episode is not None:
                     with contextlib.suppress(BaseException):

@@ -39,6 +39,8 @@ class World:
         self.said.append(action)
         if action == "hang":
             time.sleep(600)
+        if action == "wait":
+            time.sleep(0.3)
         if action == "exit":
             sys.exit(3)
         if action == "die":
@@ -258,6 +260,34 @@ def test_what_is_dropped_or_abandoned_is_not_told(processes: ProcessHost, spec: 
     processes.start("b", spec, 5)
     processes.abandon()
     assert processes.wait(0.3) == []
+    begun(processes, spec, "c")
+
+
+@pytest.mark.parametrize("action", ["wait", "raise"])
+def test_an_episode_that_is_dropped_at_work_leaves_its_answer_to_no_other(
+    processes: ProcessHost, spec: EnvSpec, action: str
+) -> None:
+    """The process answers the step and then the close; the episode that follows in it gets neither."""
+    begun(processes, spec, "neighbour")
+    for number in range(3):
+        begun(processes, spec, f"dropped{number}")
+        processes.step(f"dropped{number}", action)
+        processes.drop(f"dropped{number}")
+        begun(processes, spec, f"next{number}")
+        processes.step(f"next{number}", "up")
+        step = next_event(processes, f"next{number}")
+        assert isinstance(step, EnvStep) and step.messages[0]["content"] == "UP"
+        processes.finish(f"next{number}")
+        assert not isinstance(next_event(processes, f"next{number}"), EnvFailed)
+
+
+def test_an_episode_that_is_dropped_before_it_began_takes_no_room(processes: ProcessHost, spec: EnvSpec) -> None:
+    begun(processes, spec, "a")
+    begun(processes, spec, "b")
+    processes.start("waits", spec, 5)
+    processes.drop("waits")
+    processes.finish("a")
+    next_event(processes, "a")
     begun(processes, spec, "c")
 
 

@@ -305,6 +305,7 @@ class _Start:
             rollout=rollout,
             weight_sync=sync,
             crew=crew,
+            beside=rollout if isinstance(rollout, RemoteRollout) and rollout.workers is not trainers else None,
             reference=self._reference(of["reference"], config) if asks_reference else None,
             teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,

@@ -1,9 +1,16 @@
-"""Sampling in workers: prompts are distributed, groups return as they are complete, and a lost sampler is replaced once."""
+"""Sampling in workers: prompts are distributed, groups return as they are complete, and a lost sampler is replaced once.
+
+Samplers with devices of their own may sample in another thread while the loop trains (interfaces.beside). The policy's workers
+cannot send weights then, so the prompts of a lost sampler go to those that are left, and it is started again with the next
+weights. When none is left, one is started at once, waits for these, and samples the rest with them.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -21,6 +28,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 
 IN_FLIGHT_S = 30.0  # timeout for groups that a worker has announced and not delivered
+LOOK_S = 0.1  # between two looks for weights
 
 
 class RemoteRollout:
@@ -48,6 +56,39 @@ class RemoteRollout:
         self._renew = renew
         self._version = 0
         self._calls = 0
+        self._beside = False  # sampling is under way while the policy trains
+        self._lost: list[Member] = []  # meanwhile, to be started again with the next weights
+        self._needs_weights = threading.Event()
+        self._left = threading.Event()
+
+    @contextmanager
+    def beside_training(self) -> Iterator[None]:
+        """See interfaces.beside.BesideTraining."""
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+
+    @property
+    def needs_weights(self) -> bool:
+        return self._needs_weights.is_set()
+
+    @property
+    def is_whole(self) -> bool:
+        """True while no sampler is lost, and all have weights."""
+        return not (self.needs_weights or self._lost or any(each.trouble for each in self.workers.members))
+
+    def leave(self) -> None:
+        self._left.set()
+
+    def check_left(self) -> None:
+        """Raises: RunStopped when the loop has ended meanwhile; the loss of a trainer."""
+        if self._left.is_set():
+            raise RunStopped("the run has ended while it sampled")
+        for member in self.workers.watch.members:
+            if member.trouble and member.vital:
+                raise member.lost()
 
     @property
     def version(self) -> int:
@@ -55,6 +96,7 @@ class RemoteRollout:
 
     def weights_changed(self, version: int) -> None:
         self._version = version
+        self._needs_weights.clear()
 
     def generate(
         self,
@@ -73,23 +115,52 @@ class RemoteRollout:
         self.mend(send=True)
         if self._in_lockstep:
             return LockstepStream(self.workers, sampling, on_tokens, self._caches)
-        return RemoteStream(self.workers, sampling, on_tokens, lambda lost: self.replace(lost, send=True))
+        return RemoteStream(
+            self.workers, sampling, on_tokens, lambda lost: self.replace(lost, send=True), self.check_left
+        )
 
     def mend(self, *, send: bool) -> None:
         """Replace samplers that were lost while idle; ``send`` gives the new ones the policy's weights."""
+        if self._lost and not (send and self._beside):
+            self.workers.members = sorted([*self.workers.members, *self._lost], key=_number)
+            self._lost = []
         for member in list(self.workers.members):
             if member.trouble:
                 self.replace(member, send=send)
 
     def replace(self, member: Member, *, send: bool) -> Member:
-        """Raises: the member's loss, where it cannot be replaced."""
-        loss = member.lost()
+        """A sampler in the place of a lost one: a new one, or beside training one of those that are left.
+
+        Raises: the member's loss, where it cannot be replaced.
+        """
+        loss, members = member.lost(), self.workers.members
         if self._renew is None:
             raise loss
-        new = self._renew(member, send)
-        self.workers.members[self.workers.members.index(member)] = new
+        beside = send and self._beside
+        if beside and (left := [each for each in members if not each.trouble]):
+            members.remove(member)
+            self._lost.append(member)
+            self._notices.add(f"{loss}\nIts prompts go to {left[0].name}; it is started again with the next weights")
+            return left[0]
+        new = self._renew(member, send and not beside)
+        members[members.index(member)] = new
         self._notices.add(f"{loss}\n{new.name} was started again")
-        return new
+        return self._with_weights(new) if beside else new
+
+    def _with_weights(self, new: Member) -> Member:
+        """Wait until the step that trains has ended, and the only sampler has the weights after it. Returns: the one that has
+        them, which may be another one. Raises: as ``check_left``."""
+        at = self.workers.members.index(new)
+        self._needs_weights.set()
+        while self._needs_weights.is_set():
+            self.check_left()
+            time.sleep(LOOK_S)
+        return self.workers.members[at]
+
+
+def _number(member: Member) -> tuple[int, str]:
+    """The order of samplers: "rollout rank 2" before "rollout rank 10"."""
+    return len(member.name), member.name
 
 
 class _Sampling:
@@ -100,7 +171,7 @@ class _Sampling:
         self.prompts, self.sampling, self.call = prompts, sampling, call
         self.groups: dict[int, TrajectoryGroup] = {}
         self.missing: dict[Member, set[int]] = {}  # numbers of the prompts a member has not returned yet
-        self.promises: dict[Member, Any] = {}
+        self.promises: list[tuple[Member, Any]] = []
         self.again: set[int] = set()  # prompts that were sent a second time
 
     def run(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> list[TrajectoryGroup]:
@@ -119,16 +190,14 @@ class _Sampling:
                 for member in list(self.missing):
                     if member.trouble and self.missing[member]:
                         self._ask_another(member)
-                for member in self.workers.watch.members:
-                    if member.trouble and member.vital:
-                        raise member.lost()
+                self.rollout.check_left()
                 now = time.monotonic()
                 quiet_since = None if self.promises else quiet_since or now
                 if now - begun > self.workers.timeout_s or (quiet_since and now - quiet_since > IN_FLIGHT_S):
                     late = ", ".join(member.name for member, numbers in self.missing.items() if numbers)
                     raise RunStopped(f"sampling: {late} did not end in time (placement.call_timeout_s)")
         except BaseException:  # also a signal: these samples are no longer needed
-            for member in self.promises:
+            for member, _ in self.promises:
                 self.workers.cluster.call(member.handle, "give_up")
             raise
         return [self.groups[number] for number in range(len(self.prompts))]
@@ -139,16 +208,16 @@ class _Sampling:
             (number, Prompt(prompt_id=each.prompt_id, token_ids=each.token_ids, text="", data_source=""))
             for number, each in ((number, self.prompts[number]) for number in numbers)
         ]
-        member.take()  # discard what is left of an abandoned call
-        self.missing[member] = set(numbers)
-        self.promises[member] = self.workers.cluster.call(
-            member.handle, "call", "generate", True, self.call, plain, self.sampling
-        )
+        if member not in self.missing:
+            member.take()  # discard what is left of an abandoned call
+        self.missing.setdefault(member, set()).update(numbers)
+        promise = self.workers.cluster.call(member.handle, "call", "generate", True, self.call, plain, self.sampling)
+        self.promises.append((member, promise))
 
     def _ask_another(self, lost: Member) -> None:
         """Raises: RunStopped when a prompt has lost its sampler before, or the lost worker cannot be replaced."""
         numbers = sorted(self.missing.pop(lost))
-        self.promises.pop(lost, None)
+        self.promises = [each for each in self.promises if each[0] is not lost]
         if twice := self.again & set(numbers):
             loss = lost.lost()
             named = ", ".join(self.prompts[number].prompt_id for number in sorted(twice)[:3])
@@ -160,12 +229,14 @@ class _Sampling:
 
     def _hear(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> None:
         """Process the messages that have arrived: tokens, groups, and the ends of calls."""
-        kept = self.workers.cluster.ready(list(self.promises.values()), 0.1) if self.promises else []
+        kept = self.workers.cluster.ready([promise for _, promise in self.promises], 0.1) if self.promises else []
         if not self.promises:
             time.sleep(0.05)
-        for member in [each for each, promise in self.promises.items() if promise in kept]:
+        ended = [each for each in self.promises if each[1] in kept]
+        self.promises = [each for each in self.promises if each[1] not in kept]
+        for member, promise in ended:
             try:
-                result = self.workers.cluster.value(self.promises.pop(member), self.workers.timeout_s)
+                result = self.workers.cluster.value(promise, self.workers.timeout_s)
             except WorkerDied as died:
                 self.workers.watch.found_dead(member, died)
                 continue

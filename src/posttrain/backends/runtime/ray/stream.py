@@ -22,7 +22,8 @@ class RemoteStream:
     """See interfaces.rollout_engine.RequestStream.
 
     A conversation stays with the worker that had its first turn, which may have kept what it read; a new one goes to the worker
-    with the fewest requests. ``replace`` starts a lost worker again, whose requests are then asked for once more.
+    with the fewest requests. ``replace`` gives another worker for a lost one, whose requests are then asked for once more;
+    ``check_left`` raises when the caller has ended.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class RemoteStream:
         sampling: SamplingParams,
         on_tokens: OnTokens | None,
         replace: Callable[[Member], Member],
+        check_left: Callable[[], None] = lambda: None,
     ):
         self._workers = workers
         self._sampling = sampling
         self._on_tokens = on_tokens
-        self._replace = replace
+        self._replace, self._check_left = replace, check_left
         self._homes: dict[str, Member] = {}  # conversation -> worker
         self._under_way: dict[Member, dict[str, Request]] = {member: {} for member in workers.members}
         self._new: dict[Member, list[Request]] = {member: [] for member in workers.members}
@@ -66,6 +68,7 @@ class RemoteStream:
             for promise in self._workers.cluster.ready(list(self._turns.values()), max(0.0, until - time.monotonic())):
                 ended += self._take(next(each for each, given in self._turns.items() if given == promise))
             self._tell()
+            self._check_left()
             if time.monotonic() >= until:
                 break
         return ended
@@ -137,9 +140,10 @@ class RemoteStream:
             )
         self._again |= set(requests)
         new = self._replace(lost)
-        self._under_way[new], self._new[new], self._cancelled[new] = {}, [], []
-        opening = self._workers.cluster.call(new.handle, "call", "open_stream", True, self._sampling)
-        self._workers.watch.wait({new: opening}, "sampling", self._workers.timeout_s)
+        if new not in self._under_way:
+            self._under_way[new], self._new[new], self._cancelled[new] = {}, [], []
+            opening = self._workers.cluster.call(new.handle, "call", "open_stream", True, self._sampling)
+            self._workers.watch.wait({new: opening}, "sampling", self._workers.timeout_s)
         for request in requests.values():
             self._give(new, request)
 

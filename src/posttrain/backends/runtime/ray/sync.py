@@ -76,7 +76,8 @@ class SeparateSync:
         """See interfaces.weight_sync.WeightSync. A sampler that is lost during the sync is replaced once."""
         assert isinstance(rollout, RemoteRollout)
         version = policy.version
-        if self._sent is not None and self._sent.version == version == rollout.version:
+        current = self._sent is not None and self._sent.version == version == rollout.version
+        if current and rollout.is_whole:
             return  # nothing was updated since
         rollout.mend(send=False)
         try:

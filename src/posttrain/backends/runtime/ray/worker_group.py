@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.backends.runtime.ray.cluster import Cluster
@@ -20,17 +21,20 @@ class WorkerGroup:
     members: list[Member]
     timeout_s: float  # of one call
     shelf: Shelf  # of all groups of the run
+    # Held during a call: one of another thread waits for its end, because all ranks must have calls in the same order
+    turn: threading.RLock = field(default_factory=threading.RLock)
 
     def call(self, method: str, *arguments: Any, what: str = "") -> Any:
         """Call a method of every rank's roles with the same arguments; the result of rank 0.
 
         Large arguments are given as promises (``shelf``), so that they travel once per node.
         """
-        promises = {
-            member: self.cluster.call(member.handle, "call", method, rank == 0, *arguments)
-            for rank, member in enumerate(self.members)
-        }
-        return self.watch.wait(promises, what or method, self.timeout_s)[self.members[0]]
+        with self.turn:
+            promises = {
+                member: self.cluster.call(member.handle, "call", method, rank == 0, *arguments)
+                for rank, member in enumerate(self.members)
+            }
+            return self.watch.wait(promises, what or method, self.timeout_s)[self.members[0]]
 
     def each(self, method: str, *arguments: Any, what: str = "") -> list[Any]:
         """The same; the result of every rank."""
@@ -45,11 +49,12 @@ class WorkerGroup:
         on_round: Callable[[], None] | None = None,
     ) -> list[Any]:
         """Call a method of the first ranks' roles, each with its own arguments; what each of them returns."""
-        promises = {
-            member: self.cluster.call(member.handle, "call", method, True, *its)
-            for member, its in zip(self.members, arguments, strict=False)
-        }
-        results = self.watch.wait(promises, what or method, self.timeout_s, on_round)
+        with self.turn:
+            promises = {
+                member: self.cluster.call(member.handle, "call", method, True, *its)
+                for member, its in zip(self.members, arguments, strict=False)
+            }
+            results = self.watch.wait(promises, what or method, self.timeout_s, on_round)
         return [results[member] for member in self.members[: len(arguments)]]
 
     def each_aside(self, method: str, *arguments: Any, what: str = "") -> None:

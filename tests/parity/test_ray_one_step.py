@@ -1,0 +1,179 @@
+"""``one_step`` with workers of Ray and samplers on devices of their own: sampling works while the step trains, the run is that of
+one process, and samplers and the driver may end in the middle of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_runs import assert_same, config
+from test_async_runs import RAGGED, assert_each_group_is_trained_once, at_update
+from test_ray_colocate import STEPS, results
+from test_runs import PowerCut, comparable
+
+from posttrain.backends.runtime.ray.rollout import _Sampling
+from posttrain.backends.runtime.ray.watch import Member
+from posttrain.build.train import train_run
+from posttrain.config import RunConfig
+from posttrain.errors import RunInterrupted
+from posttrain.steps import one_step, rl_step
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+LONG_S = 120.0  # what is not there by then does not come
+Sections = dict[str, dict[str, Any]]
+Patch = pytest.MonkeyPatch
+
+
+def asked(folder: Path, model: Path, name: str, address: str | None, samplers: int = 1, **more: Any) -> RunConfig:
+    """Without an address in one process; else on a trainer and so many samplers."""
+    sections: Sections = {
+        "asynchronous": {"mode": "one_step"},
+        "rollout": RAGGED,
+        "policy": {"sequences_per_mini_batch": 3},
+        "loss": {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}},
+        "checkpoint": {"every_steps": 2},
+        "data": {"prompts_per_step": 2},
+    }
+    if address is not None:
+        devices = {"devices": 1 + samplers, "runtime": "ray", "ray_address": address}
+        more = more | {"placement": devices, "reference": {"devices": [0]}}
+        sections["policy"]["devices"] = [0]
+        sections["rollout"] = RAGGED | {"devices": list(range(1, 1 + samplers))}
+    merged = {each: sections.get(each, {}) | more.get(each, {}) for each in sections | more.keys()}
+    return config(folder, model, name, merged, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    """The run of one process. Do not write into it."""
+    return train_run(asked(tmp_path_factory.mktemp("alone"), tiny_llama, "alone", None))
+
+
+def assert_equal(found: Path, expected: Path) -> None:
+    assert results(found) == results(expected)
+    assert comparable(found) == comparable(expected)
+    assert (found / "schedule.jsonl").read_bytes() == (expected / "schedule.jsonl").read_bytes()
+    assert_each_group_is_trained_once(found)
+
+
+@contextmanager
+def each_waits_for_the_other(patch: Patch) -> Iterator[list[str]]:
+    """The next batch is not sampled before the step's updates begin, and these do not end before it is sampled. Yields: the
+    number of steps for which that came true."""
+    training, sampled, done = threading.Event(), threading.Event(), []
+    respond, update = one_step.respond, rl_step.update_models
+
+    def sampling(*given: Any) -> Any:
+        assert training.wait(LONG_S), "the step does not train while its following one is sampled"
+        groups = respond(*given)
+        sampled.set()
+        return groups
+
+    def updating(*given: Any) -> Any:
+        stats = update(*given)
+        if len(done) < STEPS - 1:
+            training.set()
+            assert sampled.wait(LONG_S), "the following step is not sampled while this one trains"
+            training.clear()
+            sampled.clear()
+            done.append("overlapped")
+        return stats
+
+    with patch.context() as patched:
+        patched.setattr(one_step, "respond", sampling)
+        patched.setattr(rl_step, "update_models", updating)
+        yield done
+
+
+def test_the_next_batch_is_sampled_while_the_step_trains(
+    address: str, alone: Path, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch
+) -> None:
+    """I4: the numbers are those of one process, which samples before the updates."""
+    with each_waits_for_the_other(monkeypatch) as done:
+        found = train_run(asked(tmp_path, tiny_llama, "found", address))
+    assert len(done) == STEPS - 1
+    assert_equal(found, alone)
+
+
+@pytest.mark.parametrize("how", ["died", "signal"])
+def test_a_run_that_ended_while_both_worked_resumes(
+    address: str, alone: Path, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch, how: str
+) -> None:
+    """I2: after the updates of step 4; or a signal in the middle of step 3, which ends with its step, or leaves it."""
+    with monkeypatch.context() as patch:
+        if how == "died":
+            at_update(patch, 4)
+            with pytest.raises(PowerCut):
+                train_run(asked(tmp_path, tiny_llama, "found", address))
+        else:
+            at_sampling(patch, 3, lambda member: os.kill(os.getpid(), signal.SIGTERM))
+            with pytest.raises(RunInterrupted):
+                train_run(asked(tmp_path, tiny_llama, "found", address))
+    assert not [each for each in threading.enumerate() if each.name == "sampler"], "the thread that samples has ended"
+    assert_equal(train_run(asked(tmp_path, tiny_llama, "found", address)), alone)
+
+
+def at_sampling(patch: Patch, batch: int, act: Callable[[Member], object]) -> None:
+    """Do something right after a worker got the prompts of this batch, which is sampled in the thread."""
+    ask, seen = _Sampling._ask, [0]
+
+    def asking(self: _Sampling, member: Member, numbers: list[int]) -> None:
+        ask(self, member, numbers)
+        if member.name.endswith("rank 0") and threading.current_thread().name == "sampler":
+            seen[0] += 1
+            if seen[0] == batch - 1:  # the first batch is sampled before the first step
+                act(member)
+
+    patch.setattr(_Sampling, "_ask", asking)
+
+
+def kill(member: Member) -> None:
+    os.kill(member.process.pid, signal.SIGKILL)
+
+
+def test_the_prompts_of_a_lost_sampler_go_to_another(
+    address: str, alone: Path, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch
+) -> None:
+    """Where a response is sampled changes no more than rounding, so the run is the same; the lost sampler serves again."""
+    with monkeypatch.context() as patch:
+        at_sampling(patch, 3, kill)
+        found = train_run(asked(tmp_path, tiny_llama, "found", address, samplers=2))
+    assert_same(found, alone)
+    assert_each_group_is_trained_once(found)
+    workers = json.loads((found / "workers/workers.json").read_text())
+    assert {"rollout rank 0", "rollout rank 1"} <= workers.keys()
+
+
+def test_the_only_sampler_starts_again_with_the_weights_after_the_updates(
+    address: str, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch
+) -> None:
+    """It cannot get those before, so the batch is on-policy, and says so: every group is trained once."""
+    with monkeypatch.context() as patch:
+        at_sampling(patch, 3, kill)
+        found = train_run(asked(tmp_path, tiny_llama, "found", address))
+    assert_each_group_is_trained_once(found)
+    versions = [
+        {json.loads(line)["policy_version"] for line in (found / f"samples/step_{step}.jsonl").read_text().splitlines()}
+        for step in range(1, STEPS + 1)
+    ]
+    # Two updates a step: steps 2 and 4 train on what the step before has started with
+    assert versions == [{0}, {0}, {4}, {4}]
+
+
+def test_a_reward_model_on_the_trainers_device_scores_meanwhile(
+    address: str, tmp_path: Path, tiny_llama: Path, tiny_scorer: Path
+) -> None:
+    """It shares the policy's worker: its calls and those of the trainer take turns."""
+    scored: Sections = {"reward": {"model": {"path": str(tiny_scorer), "weight": 0.5}}}
+    expected = train_run(asked(tmp_path, tiny_llama, "expected", None, **scored))
+    scored["reward"]["model"]["devices"] = [0]
+    assert_equal(train_run(asked(tmp_path, tiny_llama, "found", address, **scored)), expected)
