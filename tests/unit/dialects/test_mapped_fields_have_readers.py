@@ -1,5 +1,7 @@
-"""Every field that a mapped key sets has a reader that acts on it, outside of config and dialects, by its type and not by its name
-alone. test_examples.py changes every mapped key and asks for another configuration; this is the other half."""
+"""Every field that a mapped key sets has a reader outside of config and dialects, by its type and not by its name alone.
+
+test_examples.py changes every mapped key and asks for another configuration; this is the other half.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from tests.unit.dialects.config_readers import Program, Readers, Type, find_readers, parsed
+from tests.unit.dialects.config_readers import Readers, find_readers, parsed
+from tests.unit.dialects.program_types import Program, Type
 
 from posttrain.dialects.detect import load_dialect
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES

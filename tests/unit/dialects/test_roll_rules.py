@@ -277,7 +277,6 @@ def test_what_must_be_given_is_asked_for(key) -> None:
             "a judge that several devices share",
         ),
         (("rewards.d.worker_cls=mine.rewards.Brevity",), "reward workers of your own"),
-        (("actor_train.model_args.additional_target=embed_tokens",), "modules trained in full beside LoRA adapters"),
         (("actor_train.data_args.template=longcot_V3",), "a template with texts of its own"),
     ],
 )  # fmt: skip

@@ -85,11 +85,9 @@ def test_what_cannot_be_gets_one_message(overrides: tuple[str, ...], key: str, f
     assert (problem.field, problem.fix) == (key, fix)
 
 
-@pytest.mark.parametrize("override", [f"{MODEL}.additional_target=embed_tokens"])
-def test_what_is_planned_can_be_planned_for(override: str) -> None:
-    loaded = read(override)
-    assert loaded.problems == ()
-    assert [problem.field for problem in loaded.unsupported] == [override.split("=")[0]]
+def test_modules_trained_in_full_beside_an_adapter_are_refused() -> None:
+    [problem] = read(f"{MODEL}.additional_target=embed_tokens").problems
+    assert problem.field == f"{MODEL}.additional_target" and "named in lora_target they get an adapter" in str(problem)
 
 
 def test_fp16_trains_in_bf16_and_says_so() -> None:

@@ -941,3 +941,15 @@ def test_traces_are_of_the_schedules_steps() -> None:
     )
     assert loaded.problems == () and loaded.config.profiling.steps == [3, 5]
     assert loaded.config.profiling.phases == ["logprobs", "update"] and loaded.config.profiling.folder == "/p"
+
+
+def test_merged_turns_need_turns_that_are_samples() -> None:
+    turns = (f"{G}.max_turns=3", f"{G}.merge_stepwise_output=true")
+    [problem] = read(*turns).problems
+    assert problem.field == f"{G}.merge_stepwise_output" and "step_wise_trajectories=true" in problem.fix
+
+
+def test_a_limit_of_episodes_counts_where_it_is_enabled() -> None:
+    limit = (f"{G}.max_turns=3", f"{G}.rate_limit.max_concurrency=2", f"{G}.rate_limit.trajectories_per_second=5")
+    assert read(*limit).config.environment.workers == 32
+    assert read(*limit, f"{G}.rate_limit.enabled=true").config.environment.workers == 2

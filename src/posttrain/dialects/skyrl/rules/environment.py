@@ -15,10 +15,14 @@ ENDPOINT = "generator.enable_http_endpoint"
 _ENDPOINT_KEYS = ("generator.http_endpoint_host", "generator.http_endpoint_port")
 _ONE_TURN = "a conversation of one turn is scored, not played"
 _OURS = "posttrain.environment"
+_LIMIT_OF = "generator.rate_limit"
 _TURN_KEYS = (
     "generator.use_conversation_multi_turn",
     "generator.append_eos_token_after_stop_str_in_multi_turn",
     "generator.step_wise_trajectories",
+    "generator.merge_stepwise_output",
+    f"{_LIMIT_OF}.enabled",
+    f"{_LIMIT_OF}.max_concurrency",
     f"{SECTION}.max_env_workers",
 )
 
@@ -56,7 +60,7 @@ def environment(keys: Reader) -> dict[str, Any]:
         "environment.conversation": "messages" if messages else "one_message",
         "environment.max_context_tokens": keys["generator.max_input_length"],
         "environment.sample_per_turn": get(keys, "generator.step_wise_trajectories"),
-        "environment.workers": get(keys, f"{SECTION}.max_env_workers"),
+        "environment.workers": _at_once(keys),
     }
     if messages:
         closes = get(keys, "generator.append_eos_token_after_stop_str_in_multi_turn")
@@ -65,12 +69,33 @@ def environment(keys: Reader) -> dict[str, Any]:
     else:
         reason = "use_conversation_multi_turn is false: a stop text is followed by the observation"
         keys.ignore("generator.append_eos_token_after_stop_str_in_multi_turn", reason)
+    fields |= _merged(keys)
     if not keys.written("posttrain.reward.terms"):
         fields["reward.terms"] = []
     if keys.written(f"{_OURS}.name"):
         keys.ignore(CLASS, f"{_OURS}.name says what is played")
         return fields
     return fields | _package(keys)
+
+
+def _merged(keys: Reader) -> dict[str, Any]:
+    """Return the fields of turns that are joined to one sample as far as each begins with what was before it."""
+    key = "generator.merge_stepwise_output"
+    if not get(keys, key):
+        return {}
+    if not get(keys, "generator.step_wise_trajectories"):
+        what = f"{key} joins the samples of turns, and generator.step_wise_trajectories is false"
+        keys.problem(what, key=key, fix="use generator.step_wise_trajectories=true, or leave it out")
+    return {"environment.sample_per_turn": False, "environment.changed_history": "split"}
+
+
+def _at_once(keys: Reader) -> int | None:
+    """Return the episodes that are played at once."""
+    workers, limit = get(keys, f"{SECTION}.max_env_workers"), get(keys, f"{_LIMIT_OF}.max_concurrency")
+    if not get(keys, f"{_LIMIT_OF}.enabled"):
+        keys.ignore(f"{_LIMIT_OF}.max_concurrency", f"{_LIMIT_OF}.enabled is not true")
+        return workers
+    return min((count for count in (workers, limit) if count), default=None)
 
 
 def _open_run(keys: Reader) -> dict[str, Any]:

@@ -28,6 +28,9 @@ POLYNOMIAL_END = 1e-7  # the learning rate at which transformers' polynomial (of
 LORA = ("rank", "alpha", "dropout", "target_modules", "exclude_modules")
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
 _MEGATRON_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_REPLAY = "trainer.policy.megatron_config.moe_enable_routing_replay"
+# Keys of Megatron's section that are no options of the engine: of R3, and of heads that are not trained.
+_NO_OPTIONS = ("moe_enable_routing_replay", "mtp_loss_topk", "mtp_loss_chunk_size", "mtp_loss_weight", "mtp_num_layers")
 _KINDS = {"policy": "train", "critic": "train", "ref": "eval"}
 _OURS = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
@@ -37,6 +40,8 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
     _check_strategy(keys)
     fields = _trained(keys, "policy")
     fields["model.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
+    if keys["trainer.strategy"] == MEGATRON and keys.written(_REPLAY) and keys[_REPLAY]:
+        fields["rollout.routing_replay"] = True
     if has_critic:
         path = keys["trainer.critic.model.path"]
         fields |= _trained(keys, "critic")
@@ -158,7 +163,8 @@ def _engine_options(keys: Reader, role: str) -> dict[str, Any]:
         return dict(leaves(_deepspeed(keys, role)))
     if strategy == MEGATRON:
         given = keys.section("trainer.policy.megatron_config") if role == "policy" else {}
-        return {name: value for name, value in given.items() if name not in _MEGATRON_SIZES and value is not None}
+        unread = (*_MEGATRON_SIZES, *_NO_OPTIONS)
+        return {name: value for name, value in given.items() if name not in unread and value is not None}
     given = {name: keys[f"trainer.{role}.fsdp_config.{name}"] for name in _FSDP}
     return {name: value for name, value in given.items() if value is not None}
 
