@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from posttrain.build.tune import tune_run
 from posttrain.config.reward import RewardModelConfig
 from posttrain.config.tune import TuneConfig
 from posttrain.data.preferences import load_preferences
-from posttrain.errors import ConfigError, DataError, ModelError
+from posttrain.errors import DataError, ModelError
 from posttrain.models.processors import load_processor
 from posttrain.models.reward_model import load_reward_model
 from posttrain.models.tiny import write_tiny_model
@@ -320,12 +321,47 @@ def test_every_method_reads_images(make: Make, tmp_path: Path, seeing: Path, met
     assert math.isfinite(found[-1]["policy/loss"]) and found[-1]["policy/grad_norm"] > 0
 
 
+@pytest.mark.slow
+def test_a_reward_model_of_pairs_with_images_scores_as_in_ppo_and_resumes(
+    make: Make, tmp_path: Path, seeing: Path
+) -> None:
+    """Scores of the exported folder, on texts with their images one by one, are those that training measured."""
+    write_pairs_with_images(tmp_path)
+    data = {"validation_files": [str(tmp_path / "pairs.jsonl")]}
+    named = {"model": {"path": str(seeing)}, "method": {"name": "reward_model"}, "data": data}
+    named |= {"checkpoint": {"at_end": True}}
+    config = make("whole", **named, run={"total_steps": 3})
+    folder = tune_run(config)
+    found = metrics_of(folder)
+    assert found[0]["validation/loss"] == pytest.approx(math.log(2)) and found[1]["policy/grad_norm"] > 0
+    tune_run(make("cut", **named, run={"total_steps": 1}))
+    assert metrics_of(tune_run(make("cut", **named, run={"total_steps": 3})))[-1] == found[-1]
+    export_checkpoint(folder, tmp_path / "exported")
+    tokenizer: Any = AutoTokenizer.from_pretrained(seeing)
+    processor = load_processor(config.model, tokenizer, config.data)
+    rows = load_preferences(config.data.train_files, config, tokenizer, processor, what="training").rows
+    frozen = load_reward_model(RewardModelConfig(path=str(tmp_path / "exported")), dtype=torch.float32)
+    scorer = LocalRewardModel(frozen, None, sequences_per_micro_batch=1)
+    scores = [scorer._scores([_conversation(row.sides[side])])[0] for row in rows for side in (0, 1)]
+    for number, name in enumerate(("chosen", "rejected")):
+        mean = sum(scores[number::2]) / len(rows)
+        assert found[-1][f"validation/rewards/{name}"] == pytest.approx(mean, abs=1e-4)
+    seen = rows[0].sides[0].images
+    assert seen is not None
+    features = {**seen.features, "pixel_values": -seen.features["pixel_values"]}
+    other = replace(seen, features=features, content_hash="another")
+    (unlike,) = scorer._scores([replace(_conversation(rows[0].sides[0]), images=other)])
+    assert abs(unlike - scores[0]) > 1e-4
+
+
+def _conversation(side: Text) -> Conversation:
+    return Conversation(side.token_ids.tolist(), prompt=int(side.learned.argmax()), images=side.images)
+
+
 def test_images_are_refused_where_nothing_reads_them(make: Make, tmp_path: Path, seeing: Path) -> None:
     write_pairs_with_images(tmp_path)
     with pytest.raises(ModelError, match=r"3 of 4 rows have images \(pairs.jsonl:0 is the first\)"):
         tune_run(make("text"))
-    with pytest.raises(ConfigError, match="reward_model trains a score head, which reads text only"):
-        tune_run(make("scored", model={"path": str(seeing)}, method={"name": "reward_model"}))
     with pytest.raises(DataError, match=r"holds images that are not read; set data\.image_column=images"):
         tune_run(make("named", model={"path": str(seeing)}, data={"image_column": "pictures"}))
     left_out = tune_run(make("out", data={"image_column": None, "train_files": [_texts(tmp_path)]}))

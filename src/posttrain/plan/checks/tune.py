@@ -93,9 +93,6 @@ def image_problems(config: TuneConfig) -> Iterator[Problem]:
             fix=f"use policy.engine={engine_that(lambda engine: engine.reads_images)}",
             field="policy.engine",
         )
-    if config.method.scored:
-        what = f"the training data hold images, and {config.method.name} trains a score head, which reads text only"
-        yield Problem(what, fix="use a method without one, such as dpo, or data.image_column=null", field="method.name")
 
 
 def _data_warnings(config: TuneConfig) -> Iterator[str]:
