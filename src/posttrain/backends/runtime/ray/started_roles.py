@@ -128,7 +128,9 @@ class Starter:
 
     def _start_on_rows(self, config: SftConfig, batches: SftBatchPlan) -> None:
         """Start the roles of a run that samples nothing: supervised fine-tuning, or tuning with its reference."""
-        engines, policy = self.started.engines, None
+        engines = self.started.engines
+        policy: PreTrainedModel | None = None
+        sharding: Sharding | None = None
         if "policy" in self.assignment.roles:
             policy, sharding = self._load_policy()
             how = (self.tokenizer, policy, self.notices, sharding)
@@ -139,7 +141,9 @@ class Starter:
                 engines["policy"] = start_sft_policy(config, batches, *how, teachers=self._beside())
         if "reference" in self.assignment.roles:
             assert isinstance(config, TuneConfig), "supervised fine-tuning has no reference"
-            engines["reference"] = start_reference(config, self.device, policy, self._sharding_of("policy"))
+            # The policy without its adapter is computed as the policy is, by the engine that gathers its weights.
+            shards = sharding if policy is not None else self._sharding_of("policy")
+            engines["reference"] = start_reference(config, self.device, policy, shards)
         self._choose_turns()
 
     def _meet(self, address: str, port: int) -> None:
