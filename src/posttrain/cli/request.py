@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import drops_whatever_it_is, is_shipped, read_config, takes_text
+from posttrain.dialects.detect import counts_devices, drops_whatever_it_is, is_shipped, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.launch import is_script, read_script
@@ -152,6 +152,7 @@ def load_request(
             arguments[1:],
             leaves_out=drops_whatever_it_is if drop_unknown else _none,
             takes_names=takes_text if skip_files else _none,
+            counts_devices=counts_devices if here else _none,
         )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
     arguments = named_by_hydra(arguments)

@@ -13,6 +13,7 @@ def _as_list(value: Any) -> Any:
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
     # one text becomes a list of one, null the empty list
     "as_list": _as_list,
+    "as_text": lambda value: str(value) if isinstance(value, int) else value,
     "null_is_empty": lambda value: value or [],
     "null_is_one": lambda value: value or 1,
     "zero_is_null": lambda value: value or None,

@@ -163,7 +163,11 @@ def _read_spoken(
 
 
 def _version(
-    spoken: Dialect, entry: Entry[Any], version: str, written: Mapping[str, Any], overrides: Sequence[str]
+    spoken: Dialect,
+    entry: Entry[Any],
+    version: str,
+    written: Mapping[str, Any],
+    overrides: Sequence[str],
 ) -> tuple[str, tuple[str, ...]]:
     """The version that is named, or else the one that the keys show, and what there is to say about that."""
     if version or spoken.unknown_keys != "refuse":
@@ -240,13 +244,23 @@ def drops_whatever_it_is(dialect: str, key: str) -> bool:
 
 
 def takes_text(dialect: str, key: str) -> bool:
-    """Tell whether a key takes texts of the user's own, such as paths, and no numbers."""
+    """Tell whether a key takes texts of the user's own, such as paths, and no numbers that mean any."""
+    from posttrain.dialects.converters import CONVERTERS
     from posttrain.dialects.value_types import choices, fits
 
     row = _ledger(dialect).find(key)
     if row is None or choices(row.type):
         return False
-    return any(fits(text, row.type) for text in ("a", ["a"])) and not fits(1, row.type)
+    numbers = fits(1, row.type) and row.to is not CONVERTERS["as_text"]
+    return any(fits(text, row.type) for text in ("a", ["a"])) and not numbers
+
+
+def counts_devices(dialect: str, key: str) -> bool:
+    """Tell whether a key says how many devices or machines there are, or share a sampler."""
+    from posttrain.dialects.here import of_devices
+
+    row = _ledger(dialect).find(key)
+    return row is not None and of_devices(row)
 
 
 def detect(path: str | None, overrides: Sequence[str]) -> str:

@@ -10,8 +10,11 @@ from posttrain.config.judge import judge_field
 from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.reward import RewardConfig
 from posttrain.config.tracking import SERVICES
+from posttrain.dialects.ledger import Key
 from posttrain.registry import is_installed
 
+# Fields that are 1 on one device, whatever is written.
+COUNTS = ("placement.devices", "placement.nodes", "rollout.tensor_parallel")
 C = TypeVar("C", bound=Section)
 S = TypeVar("S", bound=Section)
 
@@ -43,6 +46,11 @@ OPTIONS = {
     "rollout": ("engine_options", "engine_sampling"),
     "validation": ("engine_sampling",),
 }
+
+
+def of_devices(row: Key) -> bool:
+    """Return True for the row of a key that --here does not need, because it counts devices."""
+    return not {*row.fields}.isdisjoint(COUNTS)
 
 
 def at_hand(config: C) -> tuple[C, list[str]]:

@@ -47,7 +47,7 @@ class Known:
 
     def is_free(self, row: Key) -> bool:
         """Return True for the arguments of the user's own code, under any name, that nothing here reads."""
-        return row.name.endswith("kwargs.**") and row.status == "planned"
+        return row.free
 
     def holds_anything_above(self, key: str) -> Key | None:
         """The row above a key whose section takes names that the user chooses."""

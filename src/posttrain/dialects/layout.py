@@ -10,7 +10,7 @@ from typing import Any
 # The columns of a row, in their order; those of a group share a line.
 LINES: tuple[tuple[str, ...], ...] = (
     ("use", "as", "section", "role", "devices", "with"),
-    ("key", "same_as", "entry", "only", "type", "default", "earlier", "since", "until", "released"),
+    ("key", "same_as", "entry", "only", "type", "default", "earlier", "since", "until", "released", "free"),
     ("about",),
     ("meaning",),
     ("for", "field", "rule", "convert"),

@@ -52,6 +52,7 @@ class Key:
     earlier: Mapping[str, Any] = field(default_factory=dict)  # version -> its default, where it is another
     since: str = ""  # the version that brought it; "" in all; "later": after the documented ones
     until: str = ""  # the last version that had it
+    free: bool = False  # arguments that --drop-unknown leaves out, unless a rule hands them to the user's own code
     released: bool = False  # without default: some file that the peer ships holds it all the same
     note: str = ""  # where the peer's document and code disagree, and what is done here
     engine: str = ""  # mapped to an engine's options: the only engine that reads it

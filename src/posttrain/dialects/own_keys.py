@@ -72,7 +72,7 @@ def settle(keys: Sequence[Own], known: Known, named: Sequence[str], *, drop: boo
             ignored.append(_dropped(own, known, "named in posttrain.own_keys"))
         elif not drop:
             problems.append(Problem(what, fix=fix, where=own.where, field=own.key))
-        elif guess and _looks_misspelt(own.key, guess):
+        elif guess and own.value is not None and _looks_misspelt(own.key, guess):
             fix = f"{GUESS} {guess}? If it is yours, name it: {_naming([own.key])}"
             problems.append(Problem(what, fix=fix, where=own.where, field=own.key))
         else:

@@ -13,7 +13,7 @@ from posttrain.config.reading.validate import show, validate
 from posttrain.config.shown import secret_warnings
 from posttrain.dialects.engine_fields import engine_without
 from posttrain.dialects.entries import TRAIN, Entry
-from posttrain.dialects.here import at_hand
+from posttrain.dialects.here import at_hand, of_devices
 from posttrain.dialects.known import Known
 from posttrain.dialects.ledger import ABSENT, Key, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
@@ -213,6 +213,12 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
         # The peers run with it: an empty text is false in Python.
         reader.warn(f"{key} is empty, and is read as false; was a variable of the script not set?")
         reader.put(key, False)
+        return True
+    if value == "" and reader.here and of_devices(row):
+        reader.warn(
+            f"{key} is empty, and is read as 1, for the one device of --here; was a variable of the script not set?"
+        )
+        reader.put(key, 1)
         return True
     if value == "":
         reader.empty(key)

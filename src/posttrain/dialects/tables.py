@@ -164,6 +164,7 @@ def key_of(row: Row, entry: str = "train") -> Key:
         since=get("since", ""),
         until=get("until", ""),
         released=get("released", False),
+        free=get("free", False),
         note=get("note", ""),
         engine=get("engine", ""),
         entry=entry,

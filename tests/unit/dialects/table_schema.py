@@ -28,6 +28,7 @@ OF_A_ROW = {
     "earlier",
     "since",
     "released",
+    "free",
     "until",
     "meaning",
     "for",

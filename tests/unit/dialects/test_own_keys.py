@@ -259,13 +259,24 @@ def test_a_forks_launch_needs_no_plus_before_known_keys_when_own_keys_are_droppe
     assert "did you mean" in problem.fix
 
 
-def test_a_check_of_later_verl_is_a_warning_for_a_fork_that_does_not_write_the_number() -> None:
+def test_a_check_of_later_verl_is_a_warning_for_a_fork() -> None:
     said = "with enable_chunked_prefill, 8192 tokens in one pass are fewer than the 18432"
     assert [said in problem.what for problem in read(*CHUNKED).problems] == [True]
     fork = read(*CHUNKED, "do_search=true", drop=True)
     assert fork.problems == () and any(said in warning for warning in fork.warnings)
     written = read(*CHUNKED, "do_search=true", f"{R}.max_num_batched_tokens=8192", drop=True)
-    assert [said in problem.what for problem in written.problems] == [True]
+    assert written.problems == () and any(said in warning for warning in written.warnings)
+
+
+def test_a_null_of_a_forks_own_file_goes_whatever_it_is_called() -> None:
+    key = "actor_rollout_ref.model.custom_chat_template_path"
+    assert read(f"+{key}=null", drop=True).problems == ()
+    [problem] = read(f"+{key}=mine.jinja", drop=True).problems
+    assert "did you mean actor_rollout_ref.model.custom_chat_template?" in problem.fix
+
+
+def test_a_number_is_a_name_too() -> None:
+    assert read("trainer.experiment_name=1").config.run.name == "1"
 
 
 @pytest.mark.parametrize(

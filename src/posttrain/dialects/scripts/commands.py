@@ -176,9 +176,14 @@ def _text_of_file(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
+def name_of_program(word: str) -> str:
+    """The program's name as a text that may stand in a path."""
+    return re.sub(r"\W", "", word.rpartition("/")[2]) or "program"
+
+
 def _unknown_output(shell: Shell, words: list[str], node: Node) -> str:
     what = f"$({words[0]} ...) of line {shell.line(node)} is the output of a program, and reading a script runs none"
-    return shell.hole(what, _WRITE)
+    return shell.hole(what, _WRITE, program=name_of_program(words[0]))
 
 
 def substitute(shell: Shell, node: Node) -> str:

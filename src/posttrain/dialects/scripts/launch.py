@@ -41,6 +41,7 @@ def read_script(
     folder: Path | None = None,
     leaves_out: Callable[[str, str], bool] = lambda dialect, key: False,
     takes_names: Callable[[str, str], bool] = lambda dialect, key: False,
+    counts_devices: Callable[[str, str], bool] = lambda dialect, key: False,
 ) -> Launch:
     """Find the trainer's command of a script, with its variables resolved and without running it.
 
@@ -48,7 +49,8 @@ def read_script(
         are added to the trainer's. ``environment`` holds the exported variables, by default those of this process.
         ``folder`` is the one that the script is started in, by default the current one. ``leaves_out`` tells for a dialect and a
         key whether it does not count, so that its value may stay unknown; ``takes_names`` whether the name of a variable that is
-        not set may stand for its value, as in a path that need not exist.
+        not set, or of a program whose output is meant, may stand for its value, as in a path that need not exist;
+        ``counts_devices`` whether it counts devices, of which there is one, so that an unknown number is 1.
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
     """
@@ -69,7 +71,7 @@ def read_script(
     except RecursionError:
         raise ConfigError(Problem(f"the script {file} is nested too deeply to be read")) from None
     call, trainer = _chosen(shell, file, wanted)
-    found, unknown = _launch(shell, call, trainer, arguments, leaves_out, takes_names)
+    found, unknown = _launch(shell, call, trainer, arguments, leaves_out, takes_names, counts_devices)
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
@@ -116,6 +118,7 @@ def _launch(
     given: Sequence[str],
     leaves_out: Callable[[str, str], bool],
     takes_names: Callable[[str, str], bool],
+    counts_devices: Callable[[str, str], bool],
 ) -> tuple[tuple[str, ...], list[str]]:
     """The arguments, and notes about those that are not known and do not count."""
     place = next(number for number, word in enumerate(call.words) if trainer_of(word))
@@ -131,9 +134,12 @@ def _launch(
         if holes and key and not HOLE.search(key) and leaves_out(trainer.dialect, key):
             notes.append(f"{key} is left out: no version of {trainer.dialect} has it, and {holes[0].what}")
             continue
-        if holes and key and all(hole.unset for hole in holes) and takes_names(trainer.dialect, key):
-            word = HOLE.sub(lambda mark: shell.holes[int(mark[1])].unset, word)
-            notes += [f"{hole.what}; the run needs it, and its name stands for it" for hole in holes]
+        if holes and key and counts_devices(trainer.dialect, key):
+            notes.append(f"{key} is 1, for the one device of --here: {holes[0].what}")
+            word = f"{word.partition('=')[0]}=1"
+        elif holes and key and all(hole.name for hole in holes) and takes_names(trainer.dialect, key):
+            word = HOLE.sub(lambda mark: shell.holes[int(mark[1])].name, word)
+            notes += [f"{hole.what}; the run needs it, and {hole.name} stands for it" for hole in holes]
         words.append(word)
     problems = list(
         dict.fromkeys(

@@ -24,6 +24,12 @@ class Hole:
     what: str  # "$MODEL_PATH of line 12 is not set"
     fix: str
     unset: str = ""  # the variable that is not set, which is empty in a shell
+    program: str = ""  # the program whose output it is
+
+    @property
+    def name(self) -> str:
+        """The text that may stand for it where any text may stand; "" where none is known."""
+        return self.unset or (f"output_of_{self.program}" if self.program else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,9 @@ class Shell:
     substitute: Callable[[Shell, Node], str] = lambda shell, node: ""
     follow: Callable[[Shell, Node], bool | None] = lambda shell, node: None
 
-    def hole(self, what: str, fix: str, *, unset: str = "") -> str:
+    def hole(self, what: str, fix: str, *, unset: str = "", program: str = "") -> str:
         """Mark an unresolved part. Returns: the mark, which stands in the word."""
-        self.holes.append(Hole(what, fix, unset))
+        self.holes.append(Hole(what, fix, unset, program))
         return f"\0{len(self.holes) - 1}\0"
 
     def path(self, text: str) -> Path:

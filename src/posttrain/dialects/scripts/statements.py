@@ -7,7 +7,7 @@ import re
 from posttrain.dialects.scripts import control
 from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.assignments import assign, declare, unset
-from posttrain.dialects.scripts.commands import command
+from posttrain.dialects.scripts.commands import command, name_of_program
 from posttrain.dialects.scripts.conditions import Truth, holds
 from posttrain.dialects.scripts.expansion import source, text_of, words_of
 from posttrain.dialects.scripts.state import Node, Shell
@@ -90,7 +90,9 @@ def _pipeline(shell: Shell, node: Node) -> Truth:
     shell.output = kept
     if kept is not None:
         what = f"{source(node)} of line {shell.line(node)} is the output of a program, and reading a script runs none"
-        kept.append(shell.hole(what, "write its value into the script, or set the key behind the script: KEY=VALUE"))
+        last = source(node.named_children[-1]).split()
+        fix = "write its value into the script, or set the key behind the script: KEY=VALUE"
+        kept.append(shell.hole(what, fix, program=name_of_program(last[0] if last else "")))
     return None
 
 

@@ -98,6 +98,42 @@ def test_names_of_unset_variables_stand_for_paths_where_files_are_not_opened(tmp
         load_request([str(script)], None, here=True, skip_files=True)
 
 
+def test_numbers_of_devices_may_be_unknown_with_here(tmp_path: Path) -> None:
+    """One device is taken in any case, so that neither a variable that is not set nor an empty one stops a plan."""
+    script = tmp_path / "run.sh"
+    sampler = "actor_rollout_ref.rollout.tensor_model_parallel_size=$TP"
+    sizes = f"trainer.n_gpus_per_node=$GPUS trainer.nnodes=$(scontrol show) {sampler}"
+    grpo = (
+        f"{CALL}algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.rollout.n=4"
+    )
+    script.write_text(f"{grpo} {sizes}")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert not loaded.problems and loaded.config.placement.devices == 1
+    assert loaded.config.policy.sequences_per_mini_batch == 256 * 4
+    said = " ".join(loaded.warnings)
+    assert "trainer.n_gpus_per_node is 1, for the one device of --here: $GPUS of line 1 is not set" in said
+    assert "trainer.nnodes is 1" in said and "tensor_model_parallel_size is 1" in said
+    with pytest.raises(ConfigError, match=r"\$GPUS of line 1 is not set"):
+        load_request([str(script)], None, skip_files=True)
+    script.write_text(f"{grpo} trainer.n_gpus_per_node=${{GPUS:-}} trainer.nnodes=1")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert not loaded.problems and any("n_gpus_per_node is empty, and is read as 1" in text for text in loaded.warnings)
+    assert [problem.what for problem in load_request([str(script)], None, skip_files=True).problems] == [
+        "trainer.n_gpus_per_node is empty"
+    ]
+
+
+def test_the_output_of_a_program_may_stand_in_a_text_where_files_are_not_opened(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    grpo = f"{CALL}algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True"
+    script.write_text(f"TAG=$(printf '%s' a/b | tr '/' '_')\n{grpo} trainer.experiment_name=run-$TAG-$(/bin/git-x rev)")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert not loaded.problems and loaded.config.run.name == "run-output_of_tr-output_of_gitx"
+    assert any("is the output of a program" in text and "stands for it" in text for text in loaded.warnings)
+    with pytest.raises(ConfigError, match="is the output of a program"):
+        load_request([str(script)], None, here=True)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

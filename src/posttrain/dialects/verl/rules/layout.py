@@ -222,7 +222,8 @@ def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
             keys.problem(what, key=sharing, fix=f"use {sharing}={size}, or 1")
     else:
         keys.ignore(copies, "without expert_parallel_size above 1 the copies of a sampler work by themselves")
-    if size >= 1 and devices % size:
+    # With --here one device has all of the sampler
+    if size >= 1 and devices % size and not (keys.here and devices == 1):
         fits = next(count for count in range(min(size, devices), 0, -1) if devices % count == 0)
         what = f"{devices} {'device does' if devices == 1 else 'devices do'} not split into samplers of {size} devices each"
         keys.problem(what, key=key, fix=f"use {key}={fits}, or a number of devices that {size} divides")

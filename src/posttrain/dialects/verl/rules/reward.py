@@ -70,6 +70,7 @@ def _term(keys: Reader) -> dict[str, Any]:
     if own := _own_manager(keys, path, name, options):
         return own
     if _manager(keys) == "batch" and path is not None:
+        keys.take_over(_ARGUMENTS)
         options = _further_arguments(keys) | options
     else:
         _check_arguments(keys)
@@ -84,8 +85,11 @@ def _term(keys: Reader) -> dict[str, Any]:
 
 def _check_arguments(keys: Reader) -> None:
     """Report what verl's own managers do not take; their section of overlong responses has rows of its own."""
+    dropped = {one.key for one in keys.own}
     for name in _further_arguments(keys).keys() - {"overlong_buffer_cfg"}:
         key = f"{_ARGUMENTS}.{name}"
+        if key in dropped:
+            continue
         what = f"verl's reward manager {_manager(keys)} takes no argument {name}"
         keys.problem(what, key=key, fix=f"+{_FUNCTION}.reward_kwargs.{name} gives it to a function of yours")
 

@@ -143,7 +143,7 @@ def _check_engine(keys: Reader, engine: str) -> None:
     checks = keys.ledger.version not in ("0.1", "0.2") and not _has_servers(keys)
     if checks and engine == "vllm" and keys[f"{ROLLOUT}.enable_chunked_prefill"] and keys[key] < longest:
         what = f"with enable_chunked_prefill, {keys[key]} tokens in one pass are fewer than the {longest} of the longest sequence"
-        if keys.own and not keys.written(key):
+        if keys.own:
             # A fork of a verl that may be older than this check; vLLM itself prefills a longer prompt in several passes.
             keys.warn(
                 f"{key}: {what}; verl {keys.ledger.version} refuses that, and a launch with keys of its own may not"
