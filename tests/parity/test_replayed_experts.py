@@ -29,6 +29,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "megatron, experts 2": {"parallel": 2},
     "megatron, tokens shared": {"tensor": 2},
     "megatron, recomputed": {"parallel": 2, "how": {"gradient_checkpointing": True}},
+    "megatron, stages": {"pipeline": 2},
+    "megatron, stages recomputed": {"pipeline": 2, "how": {"gradient_checkpointing": True}},
 }
 
 
@@ -72,7 +74,8 @@ def sharded_engine(way: str, folder: Path) -> Any:
 
     about = WAYS[way]
     settings = MegatronSettings(experts=ExpertSettings(parallel=about.get("parallel", 1)))
-    sharding = MegatronSharding(torch.device("cpu"), settings=settings, tensor=about.get("tensor", 1))
+    sizes = {name: about.get(name, 1) for name in ("tensor", "pipeline")}
+    sharding = MegatronSharding(torch.device("cpu"), settings=settings, **sizes)
     return engine_of(folder, MegatronTrainEngine, sharding=sharding, **about.get("how", {}))
 
 

@@ -128,10 +128,6 @@ def router_problems(config: RunConfig) -> Iterator[Problem]:
             other = engine_that(partial(_shares_out_and_can, field))
             what = f"{field} is not supported by policy.engine={engine}"
             yield Problem(what, fix=f"use policy.engine={other}{own}", field=field)
-        elif config.policy.pipeline_parallel > 1:
-            stages = f"policy.pipeline_parallel={config.policy.pipeline_parallel}"
-            what = f"{field} needs all routers in one process, and {stages} cuts the layers into stages"
-            yield Problem(what, fix="use policy.pipeline_parallel=1", field=field)
         if config.policy.sequence_parallel > 1:
             what = f"{field} needs whole sequences, and policy.sequence_parallel={config.policy.sequence_parallel} cuts them"
             yield Problem(what, fix="use policy.sequence_parallel=1", field=field)

@@ -26,6 +26,7 @@ from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
 from posttrain.models.routing import Routers
+from posttrain.plan.experts import expert_layers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.statistics import ForwardBackwardStats
@@ -66,7 +67,8 @@ class MegatronTrainEngine(MegatronLearner):
             self._sharding.pooled(max_tokens_per_scoring_batch),
             share_prompts=self._share_prompts,
         )
-        choice = ExpertChoice(self.parts.gpt, self._sharding) if routers else None
+        experts = expert_layers(model.config.get_text_config().to_dict())
+        choice = ExpertChoice(self.parts.gpt, experts) if routers and experts else None
         self._pipeline.choice = choice
         self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded, choice=choice)
         self._sharding.policy = self.parts

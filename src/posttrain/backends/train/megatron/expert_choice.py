@@ -5,7 +5,8 @@ A router of megatron-core asks its ``router_replay`` for the experts of every to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,54 +14,72 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.backends.train.megatron.experts import Router
-from posttrain.backends.train.megatron.sharding import MegatronSharding
+from posttrain.plan.experts import ExpertLayers
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
 
 
 class ExpertChoice:
-    """The routers of a model that is not cut into stages, by layer."""
+    """The routers of this rank's stages, by their numbers among all layers with experts."""
 
-    def __init__(self, model: nn.Module, sharding: MegatronSharding):
-        routers = [module for module in model.modules() if isinstance(module, Router)]
-        self.layers, self.chosen = len(routers), routers[0].topk
-        self._sharding = sharding
+    def __init__(self, model: nn.Module, experts: ExpertLayers):
+        numbers = [layer for layer, has_experts in enumerate(experts.layers) if has_experts]
+        self.layers, self.chosen = len(numbers), experts.chosen
         self._replayed: Tensor | None = None
-        self._recorded: dict[int, Tensor] | None = None
-        for number, router in enumerate(routers):
-            router.router_replay = Layer(self, number)  # called by one method alone
+        self._micro = 0
+        self._learns = False
+        self._recorded: dict[int, dict[int, Tensor]] | None = None
+        self._waiting: dict[int, deque[Tensor | None]] = {}  # by layer, of micro-batches whose backward pass is to come
+        for router in (module for module in model.modules() if isinstance(module, Router)):
+            assert router.layer_number is not None, "megatron-core numbers its layers, from 1"
+            number = numbers.index(router.layer_number - 1)
+            self._waiting[number] = deque()
+            router.router_replay = Layer(self, number)  # type: ignore[assignment]  # called by one method alone
 
-    def prepare(self, experts: Tensor | None) -> None:
-        """Set what the following passes do, up to the next call; a backward pass that computes layers again needs it, too.
+    def prepare(self, micro: int, experts: Tensor | None, *, learns: bool) -> None:
+        """Set what the forward pass of a micro-batch does.
 
-        Args: experts [n, layers, chosen] of this rank's tokens, -1 where the router chooses itself; None: everywhere.
+        Args: micro, its number; experts [n, layers, chosen] of this rank's tokens, -1 where the router chooses itself, None:
+            everywhere; learns: a backward pass follows, which may compute layers again.
         """
-        self._replayed = experts
-        if self._recorded is not None:
-            self._recorded.clear()
+        self._micro, self._replayed, self._learns = micro, experts, learns
+
+    def clear(self) -> None:
+        """Let every router choose itself again."""
+        self._replayed, self._learns = None, False
+        for waiting in self._waiting.values():
+            waiting.clear()
 
     @contextmanager
-    def recording(self) -> Iterator[Callable[[], Tensor]]:
-        """Record the experts of every pass inside the ``with`` block.
-
-        Yields: a function that returns those of the pass since ``prepare``, of all tokens of the row and its padding, [n, layers,
-            chosen] on the CPU. All tensor-parallel ranks call it.
-        """
-        recorded: dict[int, Tensor] = {}
+    def recording(self) -> Iterator[Mapping[int, Mapping[int, Tensor]]]:
+        """Record the experts of the passes inside the ``with`` block. Yields: micro-batch -> layer -> [n, chosen], of this rank's
+        tokens and layers."""
+        recorded: dict[int, dict[int, Tensor]] = {}
         self._recorded = recorded
         try:
-            yield lambda: self._sharding.of_all_tokens(torch.stack([recorded[n] for n in range(self.layers)], dim=1))
+            yield recorded
         finally:
             self._recorded = None
 
     def choose(self, layer: int, chosen: Tensor) -> Tensor:
         """Return the experts to use, [n, chosen], from those that the router would use."""
-        if self._replayed is not None:
-            given = self._replayed[:, layer].to(chosen)
-            chosen = torch.where(given >= 0, given, chosen)
+        given = self._of_this_pass(layer)
+        if given is not None:
+            mine = given[:, layer].to(chosen)
+            chosen = torch.where(mine >= 0, mine, chosen)
         if self._recorded is not None:
-            self._recorded[layer] = chosen
+            self._recorded.setdefault(self._micro, {})[layer] = chosen
         return chosen
+
+    def _of_this_pass(self, layer: int) -> Tensor | None:
+        """Return what a pass replays. A layer that is computed again in the backward pass is computed without gradient before;
+        micro-batches take both passes in the same order, and in a pipeline others come in between."""
+        if not self._learns:
+            return self._replayed
+        if not torch.is_grad_enabled():
+            self._waiting[layer].append(self._replayed)
+            return self._replayed
+        return self._waiting[layer].popleft() if self._waiting[layer] else self._replayed
 
 
 class Layer:

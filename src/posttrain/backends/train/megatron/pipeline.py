@@ -17,7 +17,7 @@ from posttrain.backends.train.megatron.model import run
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
-from posttrain.data.packing import PackedSequences, pack
+from posttrain.data.packing import PackedSequences, pack, unpack_tokens
 from posttrain.errors import RunStopped
 from posttrain.records.batches import SequenceBatch
 
@@ -37,21 +37,14 @@ class Pipeline:
         self.padded = padded
         self.sharding: MegatronSharding = parts.sharding
 
-    def over(
-        self, batch: SequenceBatch, scores: Scores, beside: Callable[[SequenceBatch], Tensor] | None = None
-    ) -> Tensor:
-        """Compute the first of the scores for all rows, [B, T] on the CPU; no gradient. With ``beside`` its values of every
-        micro-batch, [b, m], which are computed after its pass, stand behind them, [B, T + m]."""
+    def over(self, batch: SequenceBatch, scores: Scores) -> Tensor:
+        """Compute the first of the scores for all rows, [B, T] on the CPU; no gradient."""
         rows = self.dealt(batch)
-        micros = [batch.rows(part or [0]) for part in rows]
-
-        def finish(number: int, each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            values = torch.cat([each[0], beside(micros[number])], dim=1) if beside else each[0]
-            return each[0].sum(), values
-
-        found = self.through(micros, scores, finish)
+        found = self.through(
+            [batch.rows(part or [0]) for part in rows], scores, lambda number, each: (each[0].sum(), each[0])
+        )
         known = [values for part, values in zip(rows, found, strict=False) if part]
-        empty = found[0][:0] if found else torch.zeros(0, *batch.response_mask.shape[1:])
+        empty = torch.zeros(0, *batch.response_mask.shape[1:])
         order = [row for part in rows for row in part] if known else []
         return self.sharding.joined(torch.cat([empty, *known]), order, len(batch))
 
@@ -76,7 +69,7 @@ class Pipeline:
             )
             row = self.sharding.row(packed)
             if self.choice:
-                self.choice.prepare(row.experts)
+                self.choice.prepare(number, row.experts, learns=backward)
 
             def last(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
                 loss, kept = finish(number, [self._unpacked(each, row, packed) for each in scores(hidden[0], row)])
@@ -104,8 +97,12 @@ class Pipeline:
             raise RunStopped("out of memory in a micro-batch of megatron; use smaller micro-batches") from error
         finally:
             if self.choice:
-                self.choice.prepare(None)
+                self.choice.clear()
         return found
+
+    def unpacked_tokens(self, values: Tensor, micro: SequenceBatch) -> Tensor:
+        """Scatter values of a micro-batch's tokens, [n, ...], to [b, P + T, ...], -1 where a row has no token."""
+        return unpack_tokens(values, micro, share_prompts=self.cutter.share_prompts, padded=self.padded)
 
     def _unpacked(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
         return packed.unpack(self.sharding.collected(values, row, packed)).cpu()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,7 +21,6 @@ from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
 from posttrain.backends.train.megatron.scoring import score_cut
 from posttrain.backends.train.megatron.sharding import MegatronSharding
-from posttrain.data.packing import unpack_tokens
 from posttrain.models.head import states_at
 from posttrain.records.batches import SequenceBatch
 
@@ -42,18 +40,18 @@ class MegatronScorer:
 
     def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """See interfaces.train_engine.TrainEngine."""
-        choice, how = self._pipeline.choice, self._pipeline
+        choice, sharding = self._pipeline.choice, self.parts.sharding
         assert choice is not None, "updates that replay experts have a choice of these"
-        whole = batch.tokens.shape[1], choice.layers, choice.chosen
         with choice.recording() as recorded:
-
-            def experts(micro: SequenceBatch) -> Tensor:
-                found = unpack_tokens(recorded(), micro, share_prompts=how.cutter.share_prompts, padded=how.padded)
-                return found.flatten(1).float()
-
-            joined = how.over(batch, policy_scores(self.parts, temperature), experts)
-        logprobs, found = joined.split([batch.response_mask.shape[1], math.prod(whole)], dim=1)
-        return logprobs.contiguous(), found.to(torch.int16).view(len(batch), *whole)
+            logprobs = self.logprobs(batch, temperature)
+        # Every rank knows the experts of its layers for the rows of its copy. 0: not known here.
+        experts = torch.zeros(*batch.tokens.shape, choice.layers, choice.chosen, dtype=torch.int32)
+        for number, rows in enumerate(self._pipeline.dealt(batch)):
+            for layer, chosen in recorded.get(number, {}).items():
+                of_row = sharding.of_all_tokens(chosen)
+                if rows:
+                    experts[rows, :, layer] = 1 + self._pipeline.unpacked_tokens(of_row, batch.rows(rows)).int()
+        return logprobs, (sharding.added(experts) - 1).to(torch.int16)
 
     def entropies(self, batch: SequenceBatch, temperature: float) -> Tensor:
         scores = policy_scores(self.parts, temperature)

@@ -171,6 +171,14 @@ class MegatronSharding(Sharding):
         dist.all_gather(parts, values.contiguous(), group=self.tensor_group)
         return torch.cat(parts).cpu()
 
+    def added(self, values: Tensor) -> Tensor:
+        """Add values over all ranks, those of one tensor-parallel rank of each group, on the CPU."""
+        out = values.to(self.device)
+        if self.tensor_group.rank() != 0:
+            out.zero_()
+        dist.all_reduce(out)
+        return out.cpu()
+
     def _more_tokens(self, count: int) -> int:
         """Return the padding that makes a row as long as the longest one gathered together with it."""
         if self.settings.experts.dispatcher != "allgather":
