@@ -23,6 +23,7 @@ from posttrain.build.plans import reward_plan, sampling_params
 from posttrain.build.prompts import read_prompts
 from posttrain.build.train import run_scorer
 from posttrain.config import RunConfig
+from posttrain.config.environment import OPEN
 from posttrain.config.shown import shown
 from posttrain.data.episodes import training_episodes, validation_episodes
 from posttrain.data.prompts import PromptSet
@@ -137,6 +138,12 @@ def _play(request: EpisodesRequest, on_plan: OnPlan, on_work: OnWork) -> bool:
 def rows_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, training: bool) -> PromptSet:
     """The prompts to play. Raises: RequestError when there are none."""
     environment, data = config.environment, config.data
+    if environment.name == OPEN:
+        what = (
+            "the environment is open: its episodes are played by programs outside, which only posttrain train waits for"
+        )
+        fix = "name an environment that runs here (environment.name=...), or serve the checkpoint to them (posttrain serve)"
+        raise ConfigError(Problem(what, fix=fix, field="environment.name"))
     which = "training" if training else "validation"
     files, generated = (
         (data.train_files, environment.train_episodes)

@@ -109,7 +109,7 @@ class GrammarPlace:
     @property
     def problem(self) -> str:
         """The reason why the grammar cannot be followed further, such as a limit on its size; "" without one."""
-        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return str(self._matcher.get_error()).partition("\n")[0] if self._matcher.is_error() else ""
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return the tokens that may come next, [vocabulary]; all of them where there is a problem."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # a plan reads these records, and needs no arrays
     from posttrain.records.images import PromptImages
 
 
+GRAMMAR = "grammar"  # failure_reason of a response whose grammar cannot be followed: the request is to blame
+
+
 class StopReason(StrEnum):
     EOS = "eos"  # the model ended its turn, or a stop token id was drawn
     STOP_TEXT = "stop_text"  # one of the stop texts appeared

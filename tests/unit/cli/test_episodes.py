@@ -138,6 +138,10 @@ def test_a_run_without_environments_is_evaluated_too(posttrain: Run, tmp_path: P
 def test_what_does_not_fit_is_refused(posttrain: Run, tmp_path: Path) -> None:
     code, _, err = posttrain("evaluate", "run.yaml", "environment.validation_episodes=null")
     assert code == 2 and "there are no validation rows to play" in err and "--training" in err
+    for name in ("evaluate", "generate"):
+        changes = ("environment.name=open", "environment.workers=1", "environment.validation_episodes=null")
+        code, _, err = posttrain(name, "run.yaml", *changes)
+        assert code == 2 and "played by programs outside" in err and "environment.name" in err
     (tmp_path / "e.yaml").write_text("data: {files: [rows.jsonl]}\n")
     code, _, err = posttrain("evaluate", "e.yaml", "--model=m", "--out=x")
     assert code == 2 and "--out is for the configuration of a run" in err and "set output.folder" in err

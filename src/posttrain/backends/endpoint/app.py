@@ -34,7 +34,7 @@ from posttrain.data.turns import TemplateTurns
 from posttrain.errors import RequestError
 from posttrain.libraries import json_text
 from posttrain.libraries.http_host import names_this_machine
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished
+from posttrain.records.trajectories import GRAMMAR, SamplingParams, StopReason, Trajectory, Unfinished
 
 # Bytes of a body: enough for max_prompt_tokens of text in JSON, so that nothing much longer is tokenized to be refused.
 _SMALLEST_LIMIT, _LARGEST_LIMIT, _BYTES_PER_TOKEN = 1 << 20, 16 << 20, 64
@@ -253,7 +253,10 @@ class Endpoint:
     def _checked(self, response: Trajectory) -> Trajectory:
         """Return a response with the text that clients see. Raises: Refused when it has failed."""
         if response.stop_reason is StopReason.FAILED:
-            raise Refused(f"the sampler failed: {response.failure}", 502)
+            blamed = response.failure_reason == GRAMMAR
+            raise Refused(
+                response.failure if blamed else f"the sampler failed: {response.failure}", 400 if blamed else 502
+            )
         return replace(response, text=self._writer.text_of(response.token_ids))
 
     def _told(self, asking: Asking, responses: Sequence[Trajectory]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.envs.agent.listener import Listener, TurnRequest, run_sampling, turn_honours
+from posttrain.envs.agent.listener import Listener, run_sampling, turn_honours
 from posttrain.envs.agent.process import AgentEnd, AgentRun, start_command, start_function, with_result
+from posttrain.envs.agent.turn_requests import TurnRequest
 from posttrain.envs.agent.turns import AskedTurns
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn

@@ -12,7 +12,8 @@ from posttrain.data.chat_api import added_messages, assistant_message
 from posttrain.data.openai_api.answer import shown_text
 from posttrain.data.openai_api.own_sampling import before_stop
 from posttrain.data.openai_api.request import EndpointRequest
-from posttrain.envs.agent.listener import TurnRequest, run_sampling
+from posttrain.envs.agent.listener import run_sampling
+from posttrain.envs.agent.turn_requests import TurnRequest
 from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, Message
 from posttrain.records.trajectories import StopReason, Trajectory, Unfinished
 

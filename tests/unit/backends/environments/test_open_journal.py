@@ -11,7 +11,7 @@ from posttrain.backends.environments.open.host import OpenHost
 from posttrain.backends.environments.open.journal import FILE, Journal
 from posttrain.data.chat_api import Refused
 from posttrain.data.openai_api.request import EndpointRequest
-from posttrain.envs.agent.listener import TurnRequest
+from posttrain.envs.agent.turn_requests import TurnRequest
 from posttrain.interfaces.env import EnvSpec
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from posttrain.backends.environments.open.journal import Journal
 from posttrain.backends.environments.open.places import Group, Place, Places, task_label
 from posttrain.data.chat_api import Refused
-from posttrain.envs.agent.listener import TurnRequest
+from posttrain.envs.agent.turn_requests import TurnRequest
 from posttrain.envs.agent.turns import AskedTurns
 from posttrain.interfaces.env import TEMPLATE, TOO_LONG, EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvStep, EnvWithdrawn
-from posttrain.records.trajectories import Trajectory, Unfinished
+from posttrain.records.trajectories import GRAMMAR, Trajectory, Unfinished
 
 TIMED_OUT = "conversation_timeout"  # reasons of failed episodes
 UNFILLED = "group_incomplete"
@@ -165,7 +165,9 @@ class OpenHost:
             self._places.drop(episode)
             if (talk := self._by_episode.get(episode)) is not None:
                 why = f"its episode has failed: {failed.detail}" if failed else "its episode was dropped by the run"
-                self._end(talk, "dropped", why, 400 if failed and failed.reason in (TEMPLATE, TOO_LONG) else 503)
+                self._end(
+                    talk, "dropped", why, 400 if failed and failed.reason in (TEMPLATE, TOO_LONG, GRAMMAR) else 503
+                )
             self._events = [each for each in self._events if each[0] != episode]
 
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:

@@ -21,7 +21,8 @@ from posttrain.data.openai_api.request import EndpointRequest, read
 from posttrain.data.responses_api import as_chat, as_response
 from posttrain.data.stream_events import AnswerEvents, events_of, failed, in_one_piece
 from posttrain.data.tool_forms import DEFAULT
-from posttrain.envs.agent.listener import MODEL, AgentHandler, Choices, TurnAnswer, model_routes, new_name
+from posttrain.envs.agent.listener import AgentHandler, model_routes, new_name
+from posttrain.envs.agent.turn_requests import MODEL, Choices, TurnAnswer
 from posttrain.errors import DataError
 from posttrain.libraries.http_host import names_this_machine
 from posttrain.records.trajectories import SamplingParams, Unfinished

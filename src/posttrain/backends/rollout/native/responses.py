@@ -18,7 +18,15 @@ from posttrain.interfaces.rollout_engine import Request
 from posttrain.libraries.grammars import GrammarPlace
 from posttrain.records.allowed_tokens import to_text
 from posttrain.records.images import PromptImages
-from posttrain.records.trajectories import OwnDraws, SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
+from posttrain.records.trajectories import (
+    GRAMMAR,
+    OwnDraws,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+    Unfinished,
+    VersionSpan,
+)
 
 Item = TypeVar("Item")
 PromptKey = tuple[tuple[int, ...], str, str, int]
@@ -222,6 +230,7 @@ def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase, sampli
         own_draws=own_draws(response, sampling),
         experts=response.all_experts,
         failure=f"its grammar cannot be followed: {response.grammar.problem}" if failed and response.grammar else "",
+        failure_reason=GRAMMAR if failed else "",
     )
 
 
