@@ -171,6 +171,8 @@ def test_a_teacher_of_texts_has_a_size_of_its_own() -> None:
     (problem,) = texts(f"{size}=0").problems
     assert problem.where == f"override {size}=0"
     assert not texts("teacher.strategy_args.strategy_name=megatron_infer").problems
+    (problem,) = texts("logits_topk=1").problems
+    assert problem.where == "override logits_topk=1"
 
 
 def test_skyrls_teacher_has_the_place_of_its_reference() -> None:

@@ -48,6 +48,9 @@ def distillation_problems(config: TrainingConfig) -> Iterator[Problem]:
 
 def _divergence_problems(section: DistillationConfig) -> Iterator[Problem]:
     chosen = section.divergence
+    if section.top_k == 1 and section.top_k_rest == "renormalize" and not section.of_sampled_tokens:
+        what = "one token, renormalized, has probability 1 in student and teacher, so nothing is learned"
+        yield Problem(what, fix=f"use {AT}.top_k=2 or more, or {AT}.top_k_rest=bucket", field=f"{AT}.top_k")
     if chosen.path is None and chosen.name not in DIVERGENCES.names():
         yield DIVERGENCES.problem(chosen.name, f"{AT}.divergence.name")
         return

@@ -57,6 +57,11 @@ PROBLEMS = [
         "no process of policy.engine=megatron has whole ones",
         "distillation.divergence.name",
     ),
+    (
+        texts({"top_k": 1, "top_k_rest": "renormalize"}),
+        "one token, renormalized, has probability 1 in student and teacher",
+        "distillation.top_k",
+    ),
     (texts(divergence("sampled_kl")), "these texts were not sampled by it", "distillation.divergence.name"),
     (
         texts({"teachers": {"one": {"path": "t", "data_sources": ["math"]}}}),
