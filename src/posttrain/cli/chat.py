@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,10 +13,12 @@ import typer
 from posttrain.cli.beginning import announce
 from posttrain.cli.given_model import as_folder, check_given, name_of
 from posttrain.cli.viewer.words import visible
+from posttrain.errors import ModelError
 
 if TYPE_CHECKING:
     from posttrain.models.chat import Speaker
 
+MAX_TEMPERATURE = 100.0  # as of a run
 HELP = """\
 /new            begins a new conversation
 /system TEXT    sets the system message, without TEXT none
@@ -37,9 +38,11 @@ def chat(
         typer.Option(metavar="MODEL", help="Another model that answers the same, such as the one before training."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first answer; each one after it has the next.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, max=MAX_TEMPERATURE, help="Of sampling; 0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Most tokens of an answer.")] = 512,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the first answer; each one after it has the next.")
+    ] = 0,
     message: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Send this message, print the answer and end. Repeatable.")
     ] = None,
@@ -140,7 +143,11 @@ def _converse(talk: Talk) -> None:
             case _ if word.startswith("/"):
                 typer.echo(f"there is no {word}\n{HELP}", err=True)
             case _:
-                talk.say(line)
+                try:
+                    talk.say(line)
+                except ModelError as error:  # the conversation has become too long
+                    typer.echo(f"\n{error}", err=True)
+                    talk.begin()
 
 
 def _set_temperature(talk: Talk, text: str) -> None:
@@ -148,7 +155,7 @@ def _set_temperature(talk: Talk, text: str) -> None:
         value = float(text)
     except ValueError:
         value = -1.0
-    if 0 <= value < math.inf:
+    if 0 <= value <= MAX_TEMPERATURE:
         talk.temperature = value
     else:
         typer.echo(f"{text!r} is no temperature, such as 0.7; it stays {talk.temperature:g}", err=True)

@@ -38,7 +38,10 @@ def plan(
     fit: Annotated[
         float | None,
         typer.Option(
-            metavar="GIB", min=0.1, help="Find the method and sizes that fit into one device of so much memory."
+            metavar="GIB",
+            min=0.1,
+            max=10_000,
+            help="Find the method and sizes that fit into one device of so much memory.",
         ),
     ] = None,
     on: Annotated[

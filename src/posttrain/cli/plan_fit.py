@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from posttrain.config import RunConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.plan.fit import GIB, RESERVE, Fit, fits
+from posttrain.plan.model_shape import NEEDED
+from posttrain.plan.rounding import unroundable
 
 ASSUMED = (
     "one device that does everything; bfloat16 compute; Adam; activations as in arXiv:2205.05198; the sampler shares the",
@@ -24,8 +28,12 @@ def fit_text(loaded: LoadedConfig[RunConfig], gib: float) -> str:
     config = loaded.config
     found = fits(config, gib)
     if not found:
-        what = f"the memory of {config.model.path} is not known: its config.json is not here"
-        raise ConfigError(Problem(what, fix="name a local model folder", field="model.path"))
+        path, fix = config.model.path, "name a local model folder"
+        what = f"the memory of {path} is not known: its config.json is not here"
+        if (Path(path).expanduser() / "config.json").is_file():
+            what = f"the memory of {path} is not known: its config.json lacks one of {', '.join(NEEDED)} as a number"
+            fix = "estimates are for decoders whose layers are alike"
+        raise ConfigError(Problem(what, fix=fix, field="model.path"))
     response = config.rollout.max_response_tokens
     lines = [f"{gib:g} GiB, of which {1 - RESERVE:.0%} are used; prompts up to {config.data.max_prompt_tokens} tokens"]
     lines += [f"  {each.method:<58} {_sizes(each, response)}" for each in found]
@@ -36,6 +44,8 @@ def fit_text(loaded: LoadedConfig[RunConfig], gib: float) -> str:
         ]
     else:
         lines += [f"add, for {best.method}:", *(f"  {each}" for each in best.settings)]
+    if reason := unroundable(config.model.path):
+        lines.append(f"without QLoRA: the model {reason}")
     return "\n".join([*lines, "", "assumed: " + "\n  ".join(ASSUMED)])
 
 

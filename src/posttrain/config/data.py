@@ -19,7 +19,7 @@ class DataConfig(ImageSettings):
     org/name:train (docs/hub.md)."""
     validation_files: list[str] = []
     """Files of held-out prompts in the same format."""
-    prompts_per_step: int = Field(default=8, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1, le=1_000_000)
     """Prompts drawn for each step."""
     domains: dict[str, DomainConfig] = {}
     """Kinds of rows with a fixed number of prompts in every step, by name; empty draws from all rows as they come."""

@@ -45,10 +45,20 @@ class Speaker:
         seed: int,
         say: Callable[[str], None] = lambda text: None,
     ) -> str:
-        """Sample an answer (greedily at temperature 0); ``say`` gets its text piece by piece. Equal seeds, equal answers."""
+        """Sample an answer (greedily at temperature 0); ``say`` gets its text piece by piece. Equal seeds, equal answers.
+        An answer ends where the model's positions do.
+
+        Raises: ModelError when the messages leave no room for one.
+        """
         given: Any = self._tokenizer.apply_chat_template(
             [dict(each) for each in messages], add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
+        most = max_tokens
+        if positions := getattr(self._model.config.get_text_config(), "max_position_embeddings", None):
+            most = min(max_tokens, positions - given["input_ids"].shape[1])
+        if most < 1:
+            what = f"the conversation has {given['input_ids'].shape[1]} tokens, and {self.name} reads {positions}"
+            raise ModelError(Problem(what, fix="begin a new one"))
         drawn = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
@@ -56,7 +66,7 @@ class Speaker:
             tokens = generate(
                 **given,
                 **drawn,
-                max_new_tokens=max_tokens,
+                max_new_tokens=most,
                 pad_token_id=self._tokenizer.pad_token_id or self._tokenizer.eos_token_id,
                 streamer=_Streamer(self._tokenizer, say),
             )

@@ -25,6 +25,7 @@ from posttrain.plan.model_files import (
     settings,
 )
 from posttrain.plan.reward_model_files import head_problems
+from posttrain.plan.rounding import rounding_problems
 
 # What a run writes into its folder: files, and folders with a file for every so many steps.
 OF_A_RUN = (
@@ -65,12 +66,13 @@ def check_run_files(config: RunConfig) -> list[Problem]:
 
 
 def check_run_folders(config: TrainingConfig) -> list[Problem]:
-    """Check the folders that a training run writes to and resumes from."""
+    """Check the folders that a training run writes to and resumes from, and the models of adapters on 4-bit weights."""
     problems = list(_check_folder(Path(config.folder), "run.folder"))
     if config.checkpoint.folder is not None and not (
         problems and Path(config.checkpoint.folder).is_relative_to(config.folder)
     ):
         problems += _check_folder(Path(config.checkpoint.folder), "checkpoint.folder")
+    problems += rounding_problems(config)
     return [*problems, *_among_models(config), *_among_data(config), *_check_urls(config)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from posttrain.plan.batch import plan_batches
 from posttrain.plan.estimate import estimate, peak
 from posttrain.plan.positions import model_positions
 from posttrain.plan.roles import place
+from posttrain.plan.rounding import unroundable
 
 GIB = 2**30
 # Left for the runtime, fragments and buffers: of the memory that was named
@@ -62,7 +64,9 @@ def _methods(config: RunConfig) -> Iterator[tuple[str, tuple[str, ...], RunConfi
         (f"LoRA, rank {adapter.rank}", plain, "float32", engine),
         (rounded, quantized, "float32", engine),
     ]
-    if engine == "native":
+    if unroundable(config.model.path):
+        found.pop()
+    elif engine == "native":
         # The native sampler unpacks the base, so with it QLoRA needs no less than LoRA
         found.append((f"{rounded}, hf samples", quantized, "float32", "hf"))
     for name, lora, masters, sampler in found:
@@ -117,7 +121,8 @@ def _fit(config: RunConfig, method: str, overrides: tuple[str, ...], changed: Ru
 
 def _divisors(number: int) -> list[int]:
     """The sizes of micro-batches that divide a mini-batch."""
-    return [count for count in range(1, number + 1) if number % count == 0]
+    small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
+    return sorted({*small, *(number // count for count in small)})
 
 
 def _largest(works: Callable[[int], bool], limit: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ COUNTS = (
     "max_position_embeddings",
 )
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+# The output layer's weights in a file of weights.
+HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,11 @@ def read_shape(path: str) -> ModelShape | None:
     folder = Path(path).expanduser()
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return shape_of(values.get("text_config", values), _stored(folder))
+        parameters, head = _stored(folder)
+        text = values.get("text_config", values)
+        if parameters:  # a head that is the embedding is not stored; older files leave the key out
+            text = text | {"tie_word_embeddings": not head}
+        return shape_of(text, parameters)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # an estimate that cannot be made; what is wrong with the folder is for check_run_files to say
 
@@ -100,10 +107,15 @@ def _layers(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, hea
     return int(each + experts.parameters(hidden) + mixed * beside + plain)
 
 
-def _stored(folder: Path) -> int:
-    """Count the weights in the safetensors files by their headers; 0 when there are none."""
-    count = 0
-    for file in folder.glob("*.safetensors"):
+def _stored(folder: Path) -> tuple[int, bool]:
+    """Count the weights in the safetensors files by their headers; 0 when there are none. Of the files, those that transformers
+    loads: some repositories hold the same weights again as consolidated.safetensors.
+
+    Returns: the count, and True when an output layer is among them.
+    """
+    count, head = 0, False
+    files = sorted(folder.glob("*.safetensors"))
+    for file in [each for each in files if each.name.startswith("model")] or files:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > file.stat().st_size:
@@ -111,8 +123,6 @@ def _stored(folder: Path) -> int:
             header = json.loads(stream.read(length))
         for name, tensor in header.items():
             if name != "__metadata__":
-                size = 1
-                for dimension in tensor["shape"]:
-                    size *= dimension
-                count += size
-    return count
+                count += math.prod(tensor["shape"])
+                head = head or name.endswith(HEADS)
+    return count, head

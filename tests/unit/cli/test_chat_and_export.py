@@ -165,6 +165,25 @@ def test_models_answer_side_by_side_and_from_gguf(tmp_path: Path, monkeypatch: p
     assert len([line for line in done.stdout.split("\n") if line.startswith("tiny.gguf: ")]) == 1
 
 
+def test_a_conversation_that_fills_the_models_positions(tmp_path: Path) -> None:
+    """An answer ends with the positions; the message that leaves no room is an error, after which another one may be sent."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 60}))
+    words = ["chat", str(folder), "--max-tokens", "1000000", "--temperature", "0"]
+    done = CliRunner().invoke(app, words, input=f"Hi\n{'long ' * 60}\nHi\n")
+    assert done.exit_code == 0 and done.output.count("tokens, and tiny reads 60; begin a new one") == 1
+    with pytest.raises(ModelError, match="begin a new one"):
+        CliRunner().invoke(app, [*words, "--message", "long " * 60], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "words", [["--seed", "-1"], ["--seed", str(2**40)], ["--temperature", "inf"], ["--max-tokens", "0"]]
+)
+def test_options_out_of_range(words: list[str]) -> None:
+    assert CliRunner().invoke(app, ["chat", "nowhere", *words]).exit_code == 2
+
+
 def test_an_answer_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     class Sly:
         name = "sly"

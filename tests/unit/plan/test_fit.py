@@ -102,3 +102,19 @@ def test_the_command_says_what_to_add_and_what_it_assumes(model: str) -> None:
     assert "nothing fits" in done.output
     done = CliRunner().invoke(app, ["plan", "--skip-files", "--fit", "4", *GIVEN, "model.path=org/name"])
     assert isinstance(done.exception, ConfigError) and "its config.json is not here" in str(done.exception)
+
+
+def test_experts_are_fitted_without_qlora_and_another_kind_of_model_says_so(tmp_path: Path) -> None:
+    given = ["plan", "--skip-files", "--fit", "24", *GIVEN, f"model.path={tmp_path}"]
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 1024, "hidden_size": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | experts | {"model_type": "qwen3_moe"}))
+    said = CliRunner().invoke(app, given).output
+    assert "QLoRA (nf4)" not in said and "without QLoRA: the model has experts" in said
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 64}))
+    with pytest.raises(ConfigError, match=r"its config\.json lacks one of vocab_size, hidden_size"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("gib", ["inf", "1e30", "nan", "0"])
+def test_a_memory_that_no_device_has(model: str, gib: str) -> None:
+    assert CliRunner().invoke(app, ["plan", "--skip-files", "--fit", gib, *GIVEN, model]).exit_code == 2
