@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
+from pathlib import Path
 
 import torch
 import transformers
+import yaml
 
 from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 
@@ -37,6 +39,13 @@ def random_batch(groups: int, members: int, prompt: int, response: int, vocabula
         advantages=advantages,
         loss_mask=mask,
     )
+
+
+def written_to(file: Path, config: Mapping[str, object]) -> Path:
+    """Write a configuration. Returns: the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(config))
+    return file
 
 
 def median(values: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """Self-play: a policy trained on games against itself alone, measured against a fixed opponent that it never trains with.
 
-    python benchmarks/self_play.py FOLDER [--steps 200] [--seeds 1,2,3]
+    python benchmarks/self_play.py FOLDER [--steps 120] [--seeds 1,2,3]
     python benchmarks/self_play.py FOLDER --table
 
 The game is nim (take 1 to 3 stones, the last one wins). Before training, a random model of two layers is fine-tuned on random
@@ -17,8 +17,7 @@ import json
 import random
 from pathlib import Path
 
-import yaml
-from common import print_table
+from common import print_table, written_to
 
 import posttrain
 from posttrain.models.tiny import write_tiny_model
@@ -33,10 +32,10 @@ OPPONENTS = ("best", "random")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="models and runs are written into it")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--games", type=int, default=2000, help="random games that the model is taught with")
-    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--games", type=int, default=6000, help="random games that the model is taught with")
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     seeds = [int(each) for each in arguments.seeds.split(",")]
@@ -60,7 +59,7 @@ def learn(folder: Path, seed: int, steps: int, games: int, lr: float) -> None:
         "data": {"train_files": [], "prompts_per_step": 8, "max_prompt_tokens": 64},
         "environment": {
             "max_turns": 16,
-            "train_episodes": 8192,
+            "train_episodes": 16384,
             "validation_episodes": 64,
             "workers": 32,
             "named": {
@@ -72,12 +71,12 @@ def learn(folder: Path, seed: int, steps: int, games: int, lr: float) -> None:
                 **{each: {"name": "nim", "settings": {**held_out, "opponent": each}, **measured} for each in OPPONENTS},
             },
         },
-        "rollout": {"samples_per_prompt": 12, "temperature": 1.0, "max_response_tokens": 3},
+        "rollout": {"samples_per_prompt": 48, "temperature": 1.0, "max_response_tokens": 3},
         "advantage": {"name": "grpo"},
         "loss": {"name": "ppo_clip", "kl_coef": 0.0, "entropy_coef": 0.01},
         "policy": {
-            "sequences_per_mini_batch": 96,
-            "sequences_per_micro_batch_per_device": 32,
+            "sequences_per_mini_batch": 384,
+            "sequences_per_micro_batch_per_device": 128,
             "optimizer": {"lr": lr, "max_grad_norm": 1.0},
             "schedule": {"name": "constant"},
         },
@@ -134,12 +133,6 @@ def others(left: int, draws: random.Random) -> tuple[int, str]:
     """Take for the other side. Returns: the stones left, and what the player reads."""
     taken = draws.randint(1, min(MOST, left))
     return left - taken, f"I take {taken}. {left - taken} left."
-
-
-def written_to(file: Path, config: dict[str, object]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(config))
-    return file
 
 
 def table(folder: Path, seeds: list[int]) -> list[list[str]]:

@@ -16,8 +16,7 @@ import json
 import random
 from pathlib import Path
 
-import yaml
-from common import print_table
+from common import print_table, written_to
 
 import posttrain
 from posttrain.report.read import read_run
@@ -103,12 +102,6 @@ def beginner(folder: Path, seed: int, games: float) -> Path:
         },
     }
     return posttrain.train(written_to(place / "beginner.yaml", written)).export(place / "model")
-
-
-def written_to(file: Path, config: dict[str, object]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(config))
-    return file
 
 
 def every(steps: int) -> int:

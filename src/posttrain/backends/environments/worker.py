@@ -98,7 +98,9 @@ class _Hosting:
             case "step":
                 return self._episode.step(command["action"], command["cut"])
             case "answer":
-                return self._episode.answer(**{name: value for name, value in command.items() if name != "do"})
+                return self._episode.answer(
+                    **{name: value for name, value in command.items() if name not in ("do", "number")}
+                )
         self._number += 1
         ending, self._episode = self._episode, None
         return ending.close()
