@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ray_runs import assert_same, config
-from test_async_runs import RAGGED, assert_each_group_is_trained_once, at_update
+from test_async_runs import RAGGED, assert_each_group_is_trained_once, at_update, events
 from test_ray_colocate import STEPS, results
 from test_runs import PowerCut, comparable
 
@@ -33,8 +33,10 @@ Sections = dict[str, dict[str, Any]]
 Patch = pytest.MonkeyPatch
 
 
-def asked(folder: Path, model: Path, name: str, address: str | None, samplers: int = 1, **more: Any) -> RunConfig:
-    """Without an address in one process; else on a trainer and so many samplers."""
+def asked(
+    folder: Path, model: Path, name: str, address: str | None, samplers: int = 1, trainers: int = 1, **more: Any
+) -> RunConfig:
+    """Without an address in one process; else on so many trainers and samplers."""
     sections: Sections = {
         "asynchronous": {"mode": "one_step"},
         "rollout": RAGGED,
@@ -44,10 +46,10 @@ def asked(folder: Path, model: Path, name: str, address: str | None, samplers: i
         "data": {"prompts_per_step": 2},
     }
     if address is not None:
-        devices = {"devices": 1 + samplers, "runtime": "ray", "ray_address": address}
-        more = more | {"placement": devices, "reference": {"devices": [0]}}
-        sections["policy"]["devices"] = [0]
-        sections["rollout"] = RAGGED | {"devices": list(range(1, 1 + samplers))}
+        devices = {"devices": trainers + samplers, "runtime": "ray", "ray_address": address}
+        more = more | {"placement": devices, "reference": {"devices": list(range(trainers))}}
+        sections["policy"] |= {"devices": list(range(trainers)), "engine": "local" if trainers == 1 else "fsdp"}
+        sections["rollout"] = RAGGED | {"devices": list(range(trainers, trainers + samplers))}
     merged = {each: sections.get(each, {}) | more.get(each, {}) for each in sections | more.keys()}
     return config(folder, model, name, merged, steps=STEPS)
 
@@ -177,3 +179,17 @@ def test_a_reward_model_on_the_trainers_device_scores_meanwhile(
     expected = train_run(asked(tmp_path, tiny_llama, "expected", None, **scored))
     scored["reward"]["model"]["devices"] = [0]
     assert_equal(train_run(asked(tmp_path, tiny_llama, "found", address, **scored)), expected)
+
+
+def test_devices_and_micro_batches_change_numbers_by_rounding_only(
+    address: str, tmp_path: Path, tiny_llama: Path
+) -> None:
+    """I13: two trainers with micro-batches of three, and one with micro-batches of one, train on the same groups."""
+    one, three = (
+        {"sequences_per_mini_batch": 6, "sequences_per_micro_batch_per_device": sequences} for sequences in (1, 3)
+    )
+    expected = train_run(asked(tmp_path, tiny_llama, "expected", None, policy=one))
+    found = train_run(asked(tmp_path, tiny_llama, "found", address, trainers=2, policy=three))
+    decisions = [[event | {"mark": ""} for event in events(run)] for run in (found, expected)]
+    assert decisions[0] == decisions[1]
+    assert_same(found, expected, weights_to=5e-5)  # a twentieth of one update: Adam divides small averages by smaller ones
