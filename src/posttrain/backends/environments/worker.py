@@ -63,7 +63,7 @@ class _Hosting:
     def serve(self) -> None:
         while True:
             command = wire.from_bytes(read_frame(self._fd, MOST_BYTES))
-            number = {"number": command["number"]} if "number" in command else {}
+            number = {"number": command.pop("number")} if "number" in command else {}
             data: bytes | None
             try:
                 found = self._done(command)
