@@ -192,4 +192,5 @@ def test_devices_and_micro_batches_change_numbers_by_rounding_only(
     found = train_run(asked(tmp_path, tiny_llama, "found", address, trainers=2, policy=three))
     decisions = [[event | {"mark": ""} for event in events(run)] for run in (found, expected)]
     assert decisions[0] == decisions[1]
-    assert_same(found, expected, weights_to=5e-5)  # a twentieth of one update: Adam divides small averages by smaller ones
+    # A twentieth of an update: Adam divides small averages by smaller ones
+    assert_same(found, expected, weights_to=5e-5)
