@@ -34,7 +34,7 @@ class ExpertChoice:
             assert router.layer_number is not None, "megatron-core numbers its layers, from 1"
             number = numbers.index(router.layer_number - 1)
             self._waiting[number] = deque()
-            router.router_replay = Layer(self, number)  # type: ignore[assignment]  # called by one method alone
+            router.router_replay = Layer(self, number)  # called by one method alone
 
     def prepare(self, micro: int, experts: Tensor | None, *, learns: bool) -> None:
         """Set what the forward pass of a micro-batch does.
