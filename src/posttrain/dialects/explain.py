@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -168,5 +169,10 @@ def _cells(row: Key) -> list[str]:
     )
     meaning = row.meaning + (f" Note: {row.note}" if row.note else "")
     since = f" (since {row.since})" if row.since and row.since != "later" else " (later versions)" if row.since else ""
-    cells = [f"`{row.name}`{since}", type_text(row.type), default, became(row), meaning]
+    cells = [f"`{row.name}`{since}", type_text(row.type), default, _prose(became(row)), _prose(meaning)]
     return [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
+
+
+def _prose(text: str) -> str:
+    """Write <image> and the like so that a page shows them, and takes them for no tags."""
+    return re.sub(r"`[^`]*`|<", lambda found: "&lt;" if found[0] == "<" else found[0], text)
