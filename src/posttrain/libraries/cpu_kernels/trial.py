@@ -17,6 +17,7 @@ TIMES, SHARE = 1.1, 2e-6
 Formula = Callable[..., tuple[Tensor, ...]]  # from tensors of any dtype to a kernel's results
 
 
+@torch.inference_mode(False)  # the sampler may be the first to use them: it scores prompts in that mode
 @torch.no_grad()
 def difference(kernels: UpdateKernels) -> str:
     """Return which kernel is farther from float64 than torch's operations are; "" when none is."""

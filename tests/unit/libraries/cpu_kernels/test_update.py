@@ -135,6 +135,11 @@ def test_wrong_kernels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference(kernels) == "the compiled kernel for activations gives another result than torch"
 
 
+def test_their_trial_may_be_made_by_the_sampler() -> None:
+    with torch.inference_mode():
+        assert difference(compiled(torch.bfloat16)) == ""
+
+
 def test_where_there_are_kernels() -> None:
     x = torch.ones(2)
     compiled(torch.float32)
