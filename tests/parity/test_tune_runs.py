@@ -58,19 +58,22 @@ def make(tmp_path: Path, model: Path) -> Make:
 
     def config(name: str, **sections: dict[str, Any]) -> TuneConfig:
         data = {"train_files": [str(tmp_path / "pairs.jsonl")], "sequences_per_step": 8, "max_tokens": 128}
+        policy = {
+            "optimizer": {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.0},
+            "schedule": {"name": "constant"},
+            "sequences_per_micro_batch_per_device": 4,
+        } | sections.get("policy", {})
+        # The reference's micro-batches are the policy's: on some processors a product's last bits depend on its number of rows,
+        # and equal weights are to give equal log-probs.
+        cut = {name: size for name, size in policy.items() if name.endswith(("micro_batch", "micro_batch_per_device"))}
         return TuneConfig.model_validate(
             {
                 "model": {"path": str(model), "compute_dtype": "float32"} | sections.get("model", {}),
                 "data": data | sections.get("data", {}),
                 "method": {"name": "dpo", "beta": 0.2} | sections.get("method", {}),
-                "reference": sections.get("reference", {}),
+                "reference": cut | sections.get("reference", {}),
                 "run": {"name": name, "folder": str(tmp_path / name), "total_epochs": 2} | sections.get("run", {}),
-                "policy": {
-                    "optimizer": {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.0},
-                    "schedule": {"name": "constant"},
-                    "sequences_per_micro_batch_per_device": 4,
-                }
-                | sections.get("policy", {}),
+                "policy": policy,
                 "checkpoint": {"at_end": False} | sections.get("checkpoint", {}),
                 "tracking": {"trackers": []},
                 "placement": {"device": "cpu", "cpu_threads": 1},
@@ -91,6 +94,8 @@ def assert_alike(one: list[dict[str, Any]], other: list[dict[str, Any]], *, rel:
     for mine, theirs in zip(one, other, strict=True):
         assert mine.keys() == theirs.keys()
         for name, value in mine.items():
+            if name == "rewards/accuracies" and abs(mine["rewards/margins"]) < 1e-6:
+                continue  # the policy is its reference: rounding decides which side is better
             assert theirs[name] == pytest.approx(value, rel=rel, abs=2e-5), name
 
 

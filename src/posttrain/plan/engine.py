@@ -94,6 +94,8 @@ class EnginePlan:
     takes_any_model: ClassVar[bool] = True
     drops_out_adapters: ClassVar[bool] = True
     has_full_logits: ClassVar[bool] = True  # in one process, for losses over the whole vocabulary
+    # Tokens drawn from a distribution of their own (another temperature, a grammar) are scored under it.
+    scores_own_distributions: ClassVar[bool] = True
     saves_parts: ClassVar[bool] = True  # every process can write its own part of a checkpoint
     optimizers: ClassVar[tuple[str, ...]] = ("adamw",)
     scales_losses: ClassVar[bool] = False  # trains in float16

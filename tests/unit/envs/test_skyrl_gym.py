@@ -71,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[float]]] = {
     "text2sql": (
         {"db_id": "shop", "data": "spider", "reward_spec": {"ground_truth": "select max(price) from goods"}},
         [
-            "<think>look</think><sql>select * from goods</sql>",
+            "<think>look</think><sql>select * from goods where price > 3</sql>",
             "<think>look</think><sql>select cost from goods</sql>",
             "<think>so</think><solution>select 5</solution>",
         ],

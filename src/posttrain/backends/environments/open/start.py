@@ -16,6 +16,7 @@ from posttrain.config.roles import compares_vocabularies
 from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
 from posttrain.envs.agent.listener import RUN_HONOURS
 from posttrain.errors import ConfigError, Problem
+from posttrain.plan.engine import engine_plan
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ENVS, ROLLOUT_ENGINES
 from posttrain.run.checkpoint_folders import steps_in
@@ -91,7 +92,8 @@ def _honours(config: RunConfig, *, any_sampling: bool) -> Honours:
 def trains_own_distributions(config: RunConfig) -> bool:
     """Return True where tokens that were drawn from another distribution than the run's are scored under theirs: comparisons
     over the whole vocabulary, and engines with their own scoring, know that of the run alone."""
-    return config.policy.engine != "megatron" and not compares_vocabularies(config) and not config.distillation.teachers
+    scores = engine_plan(config.policy.engine).scores_own_distributions
+    return scores and not compares_vocabularies(config) and not config.distillation.teachers
 
 
 def _token(file: str | None, folder: Path) -> tuple[str, Path]:

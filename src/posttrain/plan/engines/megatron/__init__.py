@@ -32,6 +32,7 @@ class MegatronPlan(EnginePlan):
     takes_any_model: ClassVar[bool] = False
     drops_out_adapters: ClassVar[bool] = False  # ranks would not drop out the same numbers
     has_full_logits: ClassVar[bool] = False
+    scores_own_distributions: ClassVar[bool] = False
     learns_scores: ClassVar[bool] = False
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd")
 
