@@ -41,3 +41,18 @@ def test_two_ranks_learn_from_a_teacher_as_one_process_does(
     two = {"policy": {"engine": engine}, "placement": {"devices": 2, "runtime": "ray", "ray_address": address}}
     alone = train_run(config(tmp_path, tiny_llama, "alone", taught))
     assert_same(train_run(config(tmp_path, tiny_llama, "run", taught | two)), alone)
+
+
+def test_a_teacher_on_a_device_of_its_own_gives_the_numbers_of_one_process(
+    address: str, tmp_path: Path, tiny_llama: Path, teacher: Path
+) -> None:
+    taught = {"distillation": {"teachers": {"other": {"path": str(teacher)}}, **HOW["top"]}}
+    alone = train_run(config(tmp_path, tiny_llama, "alone", taught))
+    apart = {
+        "distillation": {"teachers": {"other": {"path": str(teacher), "devices": [1]}}, **HOW["top"]},
+        "policy": {"devices": [0]},
+        "rollout": {"devices": [0]},
+        "reference": {"devices": [0]},
+        "placement": {"devices": 2, "runtime": "ray", "ray_address": address},
+    }
+    assert_same(train_run(config(tmp_path, tiny_llama, "run", apart)), alone)
