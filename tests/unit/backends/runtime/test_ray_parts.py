@@ -345,3 +345,22 @@ def test_a_worker_that_ray_kills_for_memory_is_a_lost_worker(monkeypatch: pytest
     with pytest.raises(WorkerDied, match="running low on memory") as found:
         Cluster.__new__(Cluster).value("a promise", 1.0)
     assert found.value.why == "was killed by Ray: its machine ran low on memory (RAY_memory_usage_threshold)"
+
+
+def test_a_ray_that_is_not_up_in_time_is_an_error_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with much other work Ray raises Exception itself; other programs' errors, such as a wrong argument, pass."""
+    import ray
+
+    from posttrain.backends.runtime.ray.cluster import Cluster
+
+    def fails(error: Exception) -> None:
+        def init(**_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(ray, "init", init)
+        Cluster(None, workers=1, object_store_bytes=100_000_000)
+
+    with pytest.raises(RunStopped, match="Ray does not start: The current node timed out"):
+        fails(Exception("The current node timed out during startup."))
+    with pytest.raises(TypeError):
+        fails(TypeError("no such argument"))

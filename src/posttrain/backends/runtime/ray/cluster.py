@@ -33,6 +33,8 @@ LONGEST_FOLDER = 28  # bytes, of the one that Ray's own is made in
 # Of a cluster of its own. Its workers are what the machine is there for (Ray would have them yield to everything else), and each
 # is started in its own environment: those that Ray starts ahead of time would be of no use, at a second of CPU time each.
 SETTINGS = {"worker_niceness": 0, "prestart_worker_first_driver": False, "enable_worker_prestart": False}
+# What ``ray.init`` raises; besides these Exception itself, where a node is not up within 30 s on a machine with much other work.
+START_FAULTS = (ConnectionError, RuntimeError, RayError, TimeoutError, ValueError, OSError)
 CALLS_AT_A_TIME = 4  # of one worker: its work, and questions how it is
 
 
@@ -84,8 +86,10 @@ class Cluster:
                 self.close()
                 handler(signal.SIGTERM, None)
             raise
-        except (ConnectionError, RuntimeError, RayError, TimeoutError, ValueError, OSError) as error:
+        except Exception as error:
             self.close()
+            if type(error) is not Exception and not isinstance(error, START_FAULTS):
+                raise
             if address is None:
                 raise RunStopped(f"Ray does not start: {error}") from error
             raise RunStopped(
