@@ -131,7 +131,8 @@ def test_minus_one_and_what_is_no_number_are_refused_where_they_mean_nothing(dia
     accepted = []
     for entry, key, given in _rows(dialect):
         numbers = [part for part in type_text(key.type).split(" | ") if part.startswith(("int", "float", "share"))]
-        if not numbers or any(".engine_" in field for field in key.fields):
+        is_name = "text" in type_text(key.type).split(" | ")  # which may look like a number
+        if not numbers or is_name or any(".engine_" in field for field in key.fields):
             continue
         for text in ["-1", "nan"] if any(part != "int" for part in numbers) else ["-1"]:
             refused = _problems(dialect, entry, given, override(dialect, key, text))
