@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 import transformers
 import yaml
 
+import posttrain
+from posttrain.models.tiny import write_tiny_model
 from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 
 
@@ -46,6 +49,30 @@ def written_to(file: Path, config: Mapping[str, object]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(config))
     return file
+
+
+def taught(place: Path, seed: int, rows: Iterable[object], *, layers: int, max_tokens: int) -> Path:
+    """A random model that has read these conversations in their order, which ``place`` keeps. Returns: its folder."""
+    if (place / "model").is_dir():
+        return place / "model"
+    write_tiny_model(place / "random", seed=seed, layers=layers)
+    (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    written = {
+        "run": {"name": "beginner", "folder": str(place / "run"), "seed": seed, "total_epochs": 1},
+        "model": {"path": str(place / "random"), "compute_dtype": "float32"},
+        "data": {
+            "train_files": [str(place / "rows.jsonl")],
+            "sequences_per_step": 32,
+            "max_tokens": max_tokens,
+            "shuffle": False,
+        },
+        "policy": {
+            "sequences_per_micro_batch_per_device": 32,
+            "optimizer": {"lr": 3e-3},
+            "schedule": {"name": "constant"},
+        },
+    }
+    return posttrain.train(written_to(place / "beginner.yaml", written)).export(place / "model")
 
 
 def median(values: Sequence[float]) -> float:

@@ -13,14 +13,12 @@ step 0 shows. A finished run is not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from pathlib import Path
 
-from common import print_table, written_to
+from common import print_table, taught, written_to
 
 import posttrain
-from posttrain.models.tiny import write_tiny_model
 from posttrain.report.read import read_run
 
 MOST = 3
@@ -89,28 +87,8 @@ def learn(folder: Path, seed: int, steps: int, games: int, lr: float) -> None:
 
 def beginner(folder: Path, seed: int, games: int) -> Path:
     """Return a model that has read random games: it takes 1 to 3 stones, where so many are left, each as likely."""
-    place = folder / "beginner" / str(seed)
-    if (place / "model").is_dir():
-        return place / "model"
-    write_tiny_model(place / "random", seed=seed, layers=2)
     draws = random.Random(seed)
-    place.joinpath("rows.jsonl").write_text("".join(f"{json.dumps(game(draws))}\n" for _ in range(games)))
-    written = {
-        "run": {"name": "beginner", "folder": str(place / "run"), "seed": seed, "total_epochs": 1},
-        "model": {"path": str(place / "random"), "compute_dtype": "float32"},
-        "data": {
-            "train_files": [str(place / "rows.jsonl")],
-            "sequences_per_step": 32,
-            "max_tokens": 400,
-            "shuffle": False,
-        },
-        "policy": {
-            "sequences_per_micro_batch_per_device": 32,
-            "optimizer": {"lr": 3e-3},
-            "schedule": {"name": "constant"},
-        },
-    }
-    return posttrain.train(written_to(place / "beginner.yaml", written)).export(place / "model")
+    return taught(folder / "beginner" / str(seed), seed, (game(draws) for _ in range(games)), layers=2, max_tokens=400)
 
 
 def game(draws: random.Random) -> dict[str, object]:

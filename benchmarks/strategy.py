@@ -12,11 +12,10 @@ agree with all answers so far. A finished run is not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from pathlib import Path
 
-from common import print_table, written_to
+from common import print_table, taught, written_to
 
 import posttrain
 from posttrain.report.read import read_run
@@ -76,32 +75,10 @@ def learn(folder: Path, seed: int, steps: int, games: float) -> None:
 
 def beginner(folder: Path, seed: int, games: float) -> Path:
     """A model that writes codes, and keeps a digit that it has seen to be right a quarter of the time."""
-    from posttrain.models.tiny import write_tiny_model
-
-    place = folder / "beginner" / str(seed)
-    if (place / "model").is_dir():
-        return place / "model"
-    write_tiny_model(place / "random", seed=seed, layers=3)
     draws = random.Random(seed)
     # Careful games first, so that it can read at all; then those of a beginner, whose play it takes on.
-    rows = [json.dumps(row(draws, kept)) for kept, count in SCHOOL for _ in range(int(count * games))]
-    (place / "rows.jsonl").write_text("\n".join(rows) + "\n")
-    written = {
-        "run": {"name": "beginner", "folder": str(place / "run"), "seed": seed, "total_epochs": 1},
-        "model": {"path": str(place / "random"), "compute_dtype": "float32"},
-        "data": {
-            "train_files": [str(place / "rows.jsonl")],
-            "sequences_per_step": 32,
-            "max_tokens": 512,
-            "shuffle": False,
-        },
-        "policy": {
-            "sequences_per_micro_batch_per_device": 32,
-            "optimizer": {"lr": 3e-3},
-            "schedule": {"name": "constant"},
-        },
-    }
-    return posttrain.train(written_to(place / "beginner.yaml", written)).export(place / "model")
+    rows = (row(draws, kept) for kept, count in SCHOOL for _ in range(int(count * games)))
+    return taught(folder / "beginner" / str(seed), seed, rows, layers=3, max_tokens=512)
 
 
 def every(steps: int) -> int:

@@ -60,11 +60,10 @@ class KeptResponses:
             sampling: SamplingParams,
             on_tokens: OnTokens | None = None,
             on_group: OnGroup | None = None,
-            **further: Any,
         ) -> list[TrajectoryGroup]:
             path = self._next_file(step)
             if not path.exists():
-                groups = collect(roles, prompts, sampling, on_tokens, on_group, **further)
+                groups = collect(roles, prompts, sampling, on_tokens, on_group)
                 write_groups(path, groups, self._described(sampling))
                 return groups
             groups = read_groups(path, prompts, self._described(sampling))

@@ -19,7 +19,7 @@ PROMPTS = [Prompt(prompt_id=f"p:{n}", token_ids=(1, n), text="x", data_source="s
 ROLES = SimpleNamespace()
 
 
-def sampled(roles, prompts, sampling, on_tokens=None, on_group=None, **further) -> list[TrajectoryGroup]:
+def sampled(roles, prompts, sampling, on_tokens=None, on_group=None) -> list[TrajectoryGroup]:
     """Two responses per prompt, the second one failed; log-probs that JSON must not round."""
     return [
         TrajectoryGroup(

@@ -14,14 +14,15 @@ _TURBO_SIZES = "turbo_config.distributed"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """An engine of verl that shards weights as FSDP2 does, and is trained by the engines here that do. Keys are below its
-    section: of the strategy's name in a role, or the role's fsdp_config."""
+    section: of the strategy's name in a role, or that of the role's sharding."""
 
-    section: str  # "" for fsdp_config
+    section: str  # "" for that of SECTIONS
     sequence: str  # devices that share a sequence
     layer: str = ""  # devices that share a layer
     layers: str = ""  # devices that share the layers
 
 
+SECTIONS = {"policy": "fsdp_config", "critic": "fsdp"}  # of the sharding of a role
 OTHERS = {
     VEOMNI: Sharding(section=VEOMNI, sequence="ulysses_parallel_size"),
     TORCHTITAN: Sharding(

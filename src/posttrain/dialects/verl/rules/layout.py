@@ -9,7 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import recipes
 from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
-from posttrain.dialects.verl.strategies import MEGATRON, OTHERS, SHARDED, SHARDED_TEXT
+from posttrain.dialects.verl.strategies import MEGATRON, OTHERS, SECTIONS, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 
 TEACHERS = "distillation"  # the section with the pool of all teachers
@@ -187,7 +187,7 @@ def _other_sizes(keys: Reader, fields: dict[str, Any], role: str, section: str, 
     """Return the keys of the parallel sizes of an engine that shards as FSDP2 does, and set the engine here: the one that shards,
     or Megatron where layers are split."""
     other = OTHERS[keys[f"{section}.strategy"]]
-    place = f"{section}.{other.section or (f'{SHARDED[0]}_config' if role == 'policy' else SHARDED[0])}"
+    place = f"{section}.{other.section or SECTIONS[role]}"
     sizes = {"sequence_parallel": f"{place}.{other.sequence}"}
     splits = {"tensor_parallel": other.layer, "pipeline_parallel": other.layers}
     sizes |= {name: f"{place}.{key}" for name, key in splits.items() if key and get(keys, f"{place}.{key}", 1) != 1}
