@@ -158,6 +158,15 @@ class TestVersions:
             "read as verl 0.2: trainer.val_before_train does not fit verl 0.4; --dialect verl@0.4 reads it as that"
         )
 
+    @pytest.mark.parametrize(("name", "field"), [("trust_remote_code", "trust_remote_code"), ("use_liger", "liger")])
+    def test_what_its_code_reads_besides_its_file_needs_a_plus_there(self, name: str, field: str) -> None:
+        """verl 0.2's workers read both with ``.get``, and its ppo_trainer.yaml holds neither."""
+        asked = f"actor_rollout_ref.model.{name}=True"
+        loaded = read_config(None, [*SIZES, f"+{asked}"], "verl@0.2")
+        assert getattr(loaded.config.model, field) is True
+        plain = read_config(None, [*SIZES, asked], "verl@0.2")
+        assert name in plain.problems[0].what and "needs a +" in plain.problems[0].fix
+
     def test_keys_of_both_leave_the_usual_one(self) -> None:
         loaded = read("+trainer.val_before_train=False", f"{A}.clip_ratio_high=0.3")
         assert loaded.dialect == "verl"
