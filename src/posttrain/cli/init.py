@@ -203,9 +203,12 @@ def written(answers: Answers) -> str:
     return {"train": _rl, "sft": _sft, "tune": _tune}[answers.entry](answers)
 
 
-def _head(answers: Answers, entry: str) -> str:
+def _beginning(answers: Answers, columns: str) -> str:
+    """Return the file up to its training data, whose ``columns`` a comment names."""
     from posttrain.dialects.entries import ENTRIES, schema_line
 
+    entry, q = answers.entry, json.dumps
+    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
     return f"""\
 {schema_line(entry)}#
 # Written by posttrain init. Every other setting, with its meaning: posttrain keys native. Editors check the file with the
@@ -213,6 +216,25 @@ def _head(answers: Answers, entry: str) -> str:
 #
 #   posttrain plan  FILE     explains batch sizes and memory, and what is wrong
 #   posttrain {entry:<5} FILE     starts the run; the same command resumes it
+
+run:
+  total_steps: {answers.steps}
+  seed: 1
+model:
+  path: {q(answers.model)}
+  compute_dtype: bfloat16          # the weights that are trained stay float32
+data:
+  train_files: [{q(answers.data)}]   # {columns}
+{validation}"""
+
+
+def _end(answers: Answers, every_steps: int, between: str = "") -> str:
+    """Return what follows the learning rate; ``between`` stands before the checkpoints."""
+    return f"""\
+{_lora(answers)}{between}checkpoint:
+  every_steps: {every_steps}
+  at_end: true
+  keep_last: 2
 """
 
 
@@ -228,7 +250,6 @@ def _lora(answers: Answers) -> str:
 
 def _rl(answers: Answers) -> str:
     q = json.dumps
-    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
     every = "validation:\n  every_steps: 10\n  before_training: true\n" if answers.validation else ""
     if own := answers.own_reward:
         path, name = own
@@ -247,16 +268,7 @@ def _rl(answers: Answers) -> str:
         "ppo": "advantage:\n  name: gae                        # a critic estimates the value of every token\n",
     }[answers.method]
     return f"""\
-{_head(answers, "train")}
-run:
-  total_steps: {answers.steps}
-  seed: 1
-model:
-  path: {q(answers.model)}
-  compute_dtype: bfloat16          # the weights that are trained stay float32
-data:
-  train_files: [{q(answers.data)}]   # columns prompt and ground truth; docs/data.md
-{validation}  prompts_per_step: 8
+{_beginning(answers, "columns prompt and ground truth; docs/data.md")}  prompts_per_step: 8
   max_prompt_tokens: 1024          # longer prompts are reported; docs/data.md says what can be done with them
 rollout:
   samples_per_prompt: 8            # 8 prompts x 8 samples = 64 sequences per step, in one update
@@ -269,59 +281,26 @@ reward:
   max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole step
   optimizer:
     lr: {"1e-5" if answers.lora else "1e-6"}
-{_lora(answers)}{every}checkpoint:
-  every_steps: 20
-  at_end: true
-  keep_last: 2
-"""
+{_end(answers, 20, every)}"""
 
 
 def _sft(answers: Answers) -> str:
-    q = json.dumps
-    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
     return f"""\
-{_head(answers, "sft")}
-run:
-  total_steps: {answers.steps}
-  seed: 1
-model:
-  path: {q(answers.model)}
-  compute_dtype: bfloat16          # the weights that are trained stay float32
-data:
-  train_files: [{q(answers.data)}]   # a column messages, or prompt and response; docs/sft.md
-{validation}policy:
+{_beginning(answers, "a column messages, or prompt and response; docs/sft.md")}policy:
   max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole batch
   optimizer:
     lr: {"1e-4" if answers.lora else "1e-5"}
-{_lora(answers)}checkpoint:
-  every_steps: 50
-  at_end: true
-  keep_last: 2
-"""
+{_end(answers, 50)}"""
 
 
 def _tune(answers: Answers) -> str:
-    q = json.dumps
-    validation = f"  validation_files: [{q(answers.validation)}]\n" if answers.validation else ""
+    columns = "prompt with chosen and rejected, or completion and label; docs/tune.md"
     return f"""\
-{_head(answers, "tune")}
-run:
-  total_steps: {answers.steps}
-  seed: 1
-model:
-  path: {q(answers.model)}
-  compute_dtype: bfloat16          # the weights that are trained stay float32
-data:
-  train_files: [{q(answers.data)}]   # prompt with chosen and rejected, or completion and label; docs/tune.md
-{validation}  sequences_per_step: 64           # in one update; both sides of a pair count
+{_beginning(answers, columns)}  sequences_per_step: 64           # in one update; both sides of a pair count
 method:
   name: {answers.method}
 policy:
   max_tokens_per_micro_batch: 16384   # memory, not numbers: the gradient is that of the whole step
   optimizer:
     lr: {"1e-5" if answers.lora else "1e-6"}
-{_lora(answers)}checkpoint:
-  every_steps: 50
-  at_end: true
-  keep_last: 2
-"""
+{_end(answers, 50)}"""
