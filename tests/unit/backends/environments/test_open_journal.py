@@ -108,3 +108,22 @@ def test_rewards_that_come_twice_late_or_to_nobody(tmp_path: Path) -> None:
     assert refused(host, "b") == (404, "there is no conversation 'b'")
     host.request("c", "", [asked("hello")])
     assert refused(host, "c")[0] == 409  # nothing was sampled in it
+
+
+def test_the_samples_of_a_long_run_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "samples").mkdir()
+    before = Journal(tmp_path, saved_step=0)
+    for step in (1, 2):
+        names = [f"{step}/{number}" for number in range(20)]
+        rows = [json.dumps({"sample_id": name, "reward": 0.5}) for name in names]
+        (tmp_path / f"samples/step_{step}.jsonl").write_text("\n".join(rows))
+        for name in names:
+            before.begun(f"c{name}", name)
+            before.ended(f"c{name}", "ended", "", 0.5)
+    before.close()
+    opened: list[str] = []
+    plain = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *how, **more: opened.append(path.name) or plain(path, *how, **more))
+    again = Journal(tmp_path, saved_step=2)
+    assert again.summary() == "" and again.lost("c1/3") == ""
+    assert sorted(name for name in opened if name.startswith("step_")) == ["step_1.jsonl", "step_2.jsonl"]

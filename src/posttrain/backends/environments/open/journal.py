@@ -7,8 +7,9 @@ earlier one compares them with the samples of the steps that the run resumed aft
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class Journal:
             return "it was unfinished when an earlier start of this run ended, and is not trained on"
         if found.state != "ended":
             return f"it has {found.state} in an earlier start of this run ({found.why or 'no reason is known'})"
-        if _is_in(self._samples, found):
+        given = self._given.get(found.sample, ())
+        if given and (found.reward is None or found.reward in given):
             return ""
         return "its reward had come when an earlier start of this run ended, but no saved step has it: it is not trained on"
 
@@ -89,6 +91,12 @@ class Journal:
 
     def close(self) -> None:
         self._out.close()
+
+    @cached_property
+    def _given(self) -> Mapping[str, Sequence[Any]]:
+        """The rewards with which the saved steps have earlier conversations, by sample: files of a long run are large, and are
+        read once."""
+        return _rewards(self._samples, {each.sample for each in self._earlier.values() if each.state == "ended"})
 
     def _write(self, **line: Any) -> None:
         if self._out.closed:
@@ -117,22 +125,19 @@ def _read(path: Path) -> Iterator[EarlierConversation]:
     yield from found.values()
 
 
-def _is_in(samples: Sequence[Path], talk: EarlierConversation) -> bool:
-    """Return True when the samples hold the conversation, with its reward where the call gave one."""
-    for file in samples:
+def _rewards(files: Sequence[Path], samples: Collection[str]) -> Mapping[str, Sequence[Any]]:
+    """Return the rewards of these samples in the files, by name: what the call gave, or the run's own."""
+    found: dict[str, list[Any]] = {}
+    for file in files if samples else ():
         if not file.exists():
             continue
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            if talk.sample in text and _is_sample(text, talk):
-                return True
-    return False
-
-
-def _is_sample(text: str, talk: EarlierConversation) -> bool:
-    try:
-        sample: Mapping[str, Any] = json.loads(text)
-    except ValueError:
-        return False
-    terms = sample.get("reward_terms") or {}
-    given = terms.get("environment", sample.get("reward"))
-    return sample.get("sample_id") == talk.sample and (talk.reward is None or given == talk.reward)
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for text in lines:
+                try:
+                    sample = json.loads(text)
+                except ValueError:
+                    continue
+                if (name := sample.get("sample_id")) in samples:
+                    terms = sample.get("reward_terms") or {}
+                    found.setdefault(name, []).append(terms.get("environment", sample.get("reward")))
+    return found
