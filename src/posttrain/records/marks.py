@@ -10,7 +10,8 @@ from posttrain.records.trajectories import Invalid, Outcome, ScoredGroup, Trajec
 
 
 def mark_of(scored: ScoredGroup) -> str:
-    """Return 16 hexadecimal digits of the tokens, log-probs and versions of every response of a group, and of its outcomes.
+    """Return 16 hexadecimal digits of the tokens, log-probs, distributions and versions of every response of a group, of the
+    bounds, rewards and states of its turns, and of its outcomes.
 
     Texts, times and an environment's metrics do not count: nothing is learned from them.
     """
@@ -33,7 +34,8 @@ def _add_sample(digest: hashlib.blake2b, sample: Trajectory) -> None:
     for row in rows:
         digest.update(f"{row.shape}".encode())  # the same numbers, divided otherwise, are other samples
         digest.update(row.tobytes())
-    digest.update(f"{sample.stop_reason} {sample.env_reward!r}".encode())
+    turns = [(turn.start, turn.end, turn.reward, turn.state_key) for turn in sample.turns]
+    digest.update(f"{sample.stop_reason} {sample.env_reward!r} {turns!r} {sample.own_draws!r}".encode())
 
 
 def _of_outcome(outcome: Outcome) -> str:

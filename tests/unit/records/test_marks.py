@@ -12,11 +12,13 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
     Invalid,
     Outcome,
+    OwnDraws,
     Reward,
     ScoredGroup,
     StopReason,
     Trajectory,
     TrajectoryGroup,
+    Turn,
     VersionSpan,
 )
 
@@ -28,6 +30,8 @@ SAMPLE = Trajectory(
     stop_reason=StopReason.EOS,
     policy_version=2,
 )
+
+TURN = Turn(start=0, end=2, text="ab", stop_reason=StopReason.EOS, policy_version=2)
 
 
 def marked(sample: Trajectory = SAMPLE, outcome: Outcome = Reward(0.5)) -> str:  # noqa: B008  # frozen
@@ -48,6 +52,10 @@ def marked(sample: Trajectory = SAMPLE, outcome: Outcome = Reward(0.5)) -> str: 
         {"prompt_token_ids": (1, 2)},
         {"env_reward": 1.0},
         {"earlier": (SAMPLE,)},
+        {"own_draws": (OwnDraws(0, 2, 1.5),)},
+        {"turns": (TURN,)},
+        {"turns": (replace(TURN, reward=0.5),)},
+        {"turns": (replace(TURN, state_key="s"),)},
     ],
 )
 def test_what_is_learned_from_changes_the_mark(change: dict[str, Any]) -> None:
@@ -69,3 +77,8 @@ def test_texts_and_measurements_do_not_change_it() -> None:
     other = replace(SAMPLE, text="other", env_metrics=(("seconds", 0.3),))
     assert marked(other, Reward(0.5, texts=(("said", "x"),))) == marked(replace(SAMPLE), Reward(0.5))
     assert marked(outcome=Invalid("error", "at 12:00")) == marked(outcome=Invalid("error", "at 12:01"))
+
+
+def test_turns_differ_by_reward_and_state() -> None:
+    turns = (TURN, replace(TURN, reward=0.5), replace(TURN, state_key="s"), replace(TURN, text="other"))
+    assert len({marked(replace(SAMPLE, turns=(each,))) for each in turns}) == 3
