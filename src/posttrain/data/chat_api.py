@@ -54,6 +54,18 @@ def word_problems(body: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {json.dumps(value)[:60]}; use true or false"
 
 
+def check_framing(lengths: Sequence[str], codings: Sequence[str]) -> None:
+    """Check how a request says where its body ends; a server that refuses it must close the connection.
+
+    Args: the values of its headers Content-Length and Transfer-Encoding. Source: RFC 9112, section 6.3.
+    Raises: Refused for several lengths that differ, and for a length beside a coding: two readers may find different ends.
+    """
+    if lengths and codings:
+        raise Refused("Content-Length and Transfer-Encoding are both given; send one of them")
+    if len({each.strip() for value in lengths for each in value.split(",")}) > 1:
+        raise Refused(f"Content-Length is given as {', '.join(lengths)[:60]}; send one length")
+
+
 def check_model(body: Mapping[str, Any], name: str) -> None:
     """Raises: Refused when a request names another model than the one that answers."""
     if body.get("model") not in (None, "", name):

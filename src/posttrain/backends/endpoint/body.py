@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
-from posttrain.data.chat_api import Refused
+from posttrain.data.chat_api import Refused, check_framing, error_body
+
+
+def framed(app: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Wrap an ASGI app so that requests whose bodies have no certain end get a 400, and their connections are closed."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = Headers(scope=scope)
+        try:
+            check_framing(headers.getlist("content-length"), headers.getlist("transfer-encoding"))
+        except Refused as refused:
+            body = error_body(str(refused), refused.status)
+            await JSONResponse(body, refused.status, {"Connection": "close"})(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return answer
 
 
 async def read_body(http: Request, *, largest: int, within_s: float) -> bytes:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from posttrain.backends.endpoint.body import framed
+
 MOST_CONNECTIONS = 512
 HEAD_S = 20.0  # for the head of a request, from the connection's start or the request's first byte
 _LOOK_S = 1.0  # between two checks that the sampler is still running
@@ -76,7 +78,7 @@ def serve(app: Any, driver: Working, listener: socket.socket, stopping: threadin
     stopping = threading.Event() if stopping is None else stopping
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            framed(app),
             http=Connection,
             log_level="warning",
             lifespan="off",

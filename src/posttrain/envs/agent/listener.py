@@ -15,10 +15,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from posttrain.data.chat_api import Refused, check_model, error_body
+from posttrain.data.chat_api import Refused, check_framing, check_model, error_body
 from posttrain.data.openai_api.answer import EchoedPrompt
 from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
 from posttrain.data.openai_api.request import read
@@ -47,6 +48,8 @@ MOST_TOKENS = 1 << 20  # of a turn, where no run sets a limit
 LARGEST_BODY = 16 << 20  # bytes
 MOST_DISCARDED = 256 << 20  # bytes of a body that is too large, read before it is refused
 READ_S = 60.0  # time limit for reading the body of a request
+# Of a body whose end is unknown: read at most so long and so many bytes, or until nothing comes for PAUSE_S
+READ_LOST_S, MOST_LOST, PAUSE_S = 1.0, 16 << 20, 0.2
 
 
 class Listener:
@@ -190,6 +193,7 @@ class AgentHandler(BaseHTTPRequestHandler):
 
     def _answer(self, routes: Mapping[str, Callable[[], Any]]) -> None:
         try:
+            self._check_framing()
             if not self._listener.authorized(self.headers.get("authorization", "")):
                 raise Refused("the bearer token is missing or wrong (Authorization: Bearer TOKEN)", 401)
             route = routes.get(self.path.partition("?")[0])
@@ -251,6 +255,24 @@ class AgentHandler(BaseHTTPRequestHandler):
         if half := json_text.half_character(body):
             raise Refused(f"{half[0] or 'the body'} holds half a character, {half[1]!r}")
         return body
+
+    def _check_framing(self) -> None:
+        """Raises: Refused, with the connection to be closed."""
+        try:
+            check_framing(self.headers.get_all("content-length", []), self.headers.get_all("transfer-encoding", []))
+        except Refused:
+            self.close_connection = True
+            self._drop_rest()
+            raise
+
+    def _drop_rest(self) -> None:
+        """Read what comes of a body whose end is unknown: closing over unread bytes could take the answer with it."""
+        end, left = time.monotonic() + READ_LOST_S, MOST_LOST
+        self.connection.settimeout(PAUSE_S)
+        with suppress(OSError):
+            while left > 0 and time.monotonic() < end and (piece := self.rfile.read1(1 << 16)):
+                left -= len(piece)
+        self.connection.settimeout(self.timeout)
 
     def _discard(self, size: int) -> None:
         """Read a body that is refused, up to a limit: clients look for an answer only after they have sent it."""

@@ -315,6 +315,32 @@ def test_connections_that_say_nothing_are_closed(tiny_llama: Path, monkeypatch: 
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
+def test_requests_without_a_certain_end_are_answered_and_the_connection_closed(tiny_llama: Path) -> None:
+    place = Place(tiny_llama, [], None)
+    listener = server.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=_serve, args=(place, listener), daemon=True)
+    thread.start()
+    try:
+        for headers in (
+            "Transfer-Encoding: chunked\r\nContent-Length: 400",
+            "Content-Length: 5\r\nTransfer-Encoding: chunked",
+            "Content-Length: 5\r\nContent-Length: 400",
+        ):
+            with socket.create_connection(listener.getsockname()) as client:
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+                client.sendall(
+                    f"{head}{headers}\r\n\r\n{{}}   GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+                )
+                client.settimeout(30)
+                answer = b"".join(iter(lambda client=client: client.recv(4096), b""))  # ends with the connection
+            assert answer.split()[1] == b"400" and answer.count(b"HTTP/1.") == 1, (headers, answer)
+    finally:
+        place.driver.close()
+        thread.join(10)
+        listener.close()
+
+
 def _serve(place: Place, listener: socket.socket) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server.signal, "signal", lambda number, handler: None)  # this is no main thread

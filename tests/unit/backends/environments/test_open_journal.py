@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,3 +130,44 @@ def test_the_samples_of_a_long_run_are_read_once(tmp_path: Path, monkeypatch: py
     again = Journal(tmp_path, saved_step=2)
     assert again.summary() == "" and again.lost("c1/3") == ""
     assert sorted(name for name in opened if name.startswith("step_")) == ["step_1.jsonl", "step_2.jsonl"]
+
+
+class Full:
+    """A disk with room for so many bytes: it writes what fits, as a disk does."""
+
+    def __init__(self, file: Any, room: int):
+        self._file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        fits = data[: self.room]
+        if not fits:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= len(fits)
+        return int(self._file.write(fits))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 80, 130])
+def test_a_full_disk_ends_the_run_and_corrupts_nothing(tmp_path: Path, room: int) -> None:
+    host = started(tmp_path)
+    play(host, "before", 1.0)
+    good = (tmp_path / FILE).read_bytes()
+    journal: Any = host._journal
+    journal._out = Full(journal._out, room)
+    with pytest.raises(Refused, match=r"the run is ending.*conversations.jsonl: No space left") as caught:
+        for number in range(3):
+            play(host, f"c{number}", 0.5)
+    assert caught.value.status == 503
+    with pytest.raises(OSError, match="No space left") as ended:
+        host.wait(0)  # although events are waiting: what the journal does not have is not trained
+    assert ended.value.filename == str(tmp_path / FILE)
+    host.close()  # without a second error
+    lines = (tmp_path / FILE).read_bytes()
+    assert lines.startswith(good) and lines.endswith(b"\n") and [json.loads(line) for line in lines.splitlines()]
+    # With room again the next start reads it, and goes on.
+    again = started(tmp_path)
+    assert refused(again, "c0")[0] in (404, 409)
+    play(again, "after", 1.0)
+    assert (tmp_path / FILE).read_bytes().startswith(lines)

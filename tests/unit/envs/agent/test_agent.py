@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 import sys
 import time
 import urllib.error
@@ -18,7 +19,7 @@ from posttrain.backends.environments.processes import ProcessHost
 from posttrain.data.chat_api import Refused
 from posttrain.data.openai_api.own_sampling import Honours
 from posttrain.data.openai_api.request import read
-from posttrain.envs.agent import Agent, AgentFailed, agent
+from posttrain.envs.agent import Agent, AgentEpisode, AgentFailed, agent
 from posttrain.envs.agent.listener import Listener, turn_honours
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvAsk, EnvFailed, EnvSpec, EnvStart, EnvStep
@@ -31,6 +32,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"propert
 
 AGENTS = '''
 import json, os, signal, subprocess, time, urllib.request
+
 
 def ask(episode, messages, **more):
     body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
@@ -347,8 +349,6 @@ def test_parameters_without_an_effect_pass() -> None:
 
 def test_the_address_is_for_those_who_know_the_token() -> None:
     listener = Listener(lambda asked: asked[0].refuse("no turns today"), sampling=RUN, honours=Honours())
-    from posttrain.envs.agent import AgentEpisode
-
     listener.start(AgentEpisode(base_url="", api_key="", messages=ASKED, row={}, seed=0, max_turns=None), {})
 
     def status(path: str, token: str, data: bytes | None = None) -> tuple[int, str]:
@@ -377,3 +377,28 @@ def test_the_address_is_for_those_who_know_the_token() -> None:
         before = time.monotonic()
         listener.close()
     assert time.monotonic() - before < 2
+
+
+# RFC 9112, 6.3: a length beside a coding, in either order, and lengths that differ
+UNFRAMED = (
+    "Transfer-Encoding: chunked\r\nContent-Length: 400",
+    "Content-Length: 5\r\nTransfer-Encoding: chunked",
+    "Content-Length: 5\r\nContent-Length: 400",
+    "Content-Length: 5, 6",
+)
+
+
+@pytest.mark.parametrize("headers", UNFRAMED)
+def test_requests_without_a_certain_end_are_answered_and_the_connection_closed(headers: str) -> None:
+    listener = Listener(lambda asked: asked[0].refuse("no turns today"), sampling=RUN, honours=Honours())
+    listener.start(AgentEpisode(base_url="", api_key="", messages=(), row={}, seed=0, max_turns=None), {})
+    try:
+        with socket.create_connection(("127.0.0.1", int(listener.url.rpartition(":")[2]))) as client:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {listener.token}\r\n"
+            client.sendall(f"{head}{headers}\r\n\r\n0\r\n\r\nGET /episode HTTP/1.1\r\n\r\n".encode())
+            client.settimeout(30)
+            answer = b"".join(iter(lambda: client.recv(4096), b""))  # ends with the connection
+    finally:
+        listener.close()
+    assert answer.split()[1] == b"400" and answer.count(b"HTTP/1.") == 1
+    assert b"Content-Length" in answer.partition(b"\r\n\r\n")[2]

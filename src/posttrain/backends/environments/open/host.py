@@ -16,6 +16,7 @@ from posttrain.data.chat_api import Refused
 from posttrain.envs.agent.turn_requests import TurnRequest
 from posttrain.envs.agent.turns import AskedTurns
 from posttrain.interfaces.env import TEMPLATE, TOO_LONG, EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvStep, EnvWithdrawn
+from posttrain.libraries import disk_errors
 from posttrain.records.trajectories import GRAMMAR, Trajectory, Unfinished
 
 TIMED_OUT = "conversation_timeout"  # reasons of failed episodes
@@ -171,10 +172,13 @@ class OpenHost:
             self._events = [each for each in self._events if each[0] != episode]
 
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
+        """See EnvHost. Raises: OSError when the journal cannot be written."""
         end = time.monotonic() + timeout_s
         with self._changed:
             while True:
                 self._look()
+                if self._journal and self._journal.failure:
+                    raise self._journal.failure
                 left = end - time.monotonic()
                 if self._events or left <= 0:
                     events, self._events = self._events, []
@@ -259,6 +263,7 @@ class OpenHost:
             self._emit(talk, EnvStep(done=True, stop="ended", reward=reward))
             self._end(talk, "ended", "")
             self._by_episode[talk.place.episode] = talk  # until the run has taken it in
+            self._check_journal()
             return talk
 
     def found(self, name: str) -> OpenConversation:
@@ -328,7 +333,13 @@ class OpenHost:
         self._open[name] = self._by_episode[place.episode] = talk
         if self._journal:
             self._journal.begun(name, place.episode)
+            self._check_journal()
         return talk
+
+    def _check_journal(self) -> None:
+        """Raises: Refused when the journal cannot be written: the run ends at its next ``wait``, and trains on nothing since."""
+        if self._journal and (failure := self._journal.failure):
+            raise Refused(f"the run is ending, and this is not trained on: {disk_errors.described(failure)}", 503)
 
     def _emit(self, talk: OpenConversation, event: EnvAsk | EnvWithdrawn | EnvStep | EnvFailed | Exception) -> None:
         with self._changed:

@@ -7,7 +7,9 @@ earlier one compares them with the samples of the steps that the run resumed aft
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +45,11 @@ class Journal:
         while len(self._earlier) > MOST_KEPT:
             del self._earlier[next(iter(self._earlier))]
         cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        self._out = path.open("a", encoding="utf-8")
+        self.failure: OSError | None = None  # of a write; nothing is written after it
+        self._path = path
+        self._out = path.open("ab", buffering=0)  # so that a line is with the system, which a kill does not reach
         if cut:  # a kill in the middle of a line
-            self._out.write("\n")
+            self._out.write(b"\n")
 
     def begun(self, name: str, sample: str) -> None:
         self._earlier.pop(name, None)
@@ -99,10 +103,17 @@ class Journal:
         return _rewards(self._samples, {each.sample for each in self._earlier.values() if each.state == "ended"})
 
     def _write(self, **line: Any) -> None:
-        if self._out.closed:
+        """Append a line, whole or not at all. Sets ``failure`` when it cannot be written."""
+        if self._out.closed or self.failure:
             return
-        self._out.write(json.dumps(line) + "\n")
-        self._out.flush()  # the system has it, which a kill does not reach
+        size, left = self._out.seek(0, os.SEEK_END), json.dumps(line).encode() + b"\n"
+        try:
+            while left:
+                left = left[self._out.write(left) :]
+        except OSError as error:
+            with suppress(OSError):
+                self._out.truncate(size)
+            self.failure = OSError(error.errno, error.strerror, str(self._path))
 
 
 def _read(path: Path) -> Iterator[EarlierConversation]:

@@ -102,8 +102,12 @@ def _token(file: str | None, folder: Path) -> tuple[str, Path]:
     try:
         if file is None and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
-                out.write(secrets.token_urlsafe(24) + "\n")
+            try:
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as out:
+                    out.write(secrets.token_urlsafe(24).encode() + b"\n")
+            except OSError:
+                path.unlink(missing_ok=True)  # an empty one would stop the next start, too
+                raise
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         what = f"the token of the endpoint cannot be read or written: {error}"
