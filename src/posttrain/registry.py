@@ -40,6 +40,7 @@ from posttrain.facts import (
 )
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
+from posttrain.verl_functions import VerlFunction, find
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -62,6 +63,8 @@ EXTRAS = {
     "textual": "show",
     "uvicorn": "serve",
 }
+# Module that loads functions written for verl; it needs torch.
+VERL_LOADER = "posttrain.algos.verl.functions"
 TOOL_EXTRAS = ("browser", "demo", "dev", "docs")  # extras for work on the package itself
 
 
@@ -107,6 +110,8 @@ class Registry(Generic[F]):
             ConfigError when the user's file cannot be imported.
         """
         if path is not None:
+            if self.written_for_verl(name, path):
+                return importlib.import_module(VERL_LOADER).load(path, name)
             found = getattr(import_path(path), name, None)
             if not callable(found):
                 raise ConfigError(Problem(f"{name!r} in {path} is not a function", field="name"))
@@ -205,11 +210,27 @@ class Registry(Generic[F]):
         for each in registrations_in(tree):
             if each.definition.name == name and each.registry == self._variable():
                 return _description(each, self._facts)
+        if theirs := self.written_for_verl(name, path):
+            return self._describe_verl(theirs)
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         if name not in functions:
             what = f"{path} defines no function {name!r} (it defines: {', '.join(functions) or 'no function'})"
             raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True), field="name"))
         return describe_source(functions[name], self._facts())
+
+    def written_for_verl(self, name: str, path: str) -> VerlFunction | None:
+        """The function for verl that a file has under this name; None for one in our own convention, or none at all."""
+        if self._variable() not in ("ADVANTAGES", "POLICY_LOSSES"):
+            return None
+        try:
+            found = find(_tree(path, source_file(path, holds=f"your {self.kind}")), name)
+        except ConfigError:
+            return None
+        return found if found is not None and found.is_loss == (self._variable() == "POLICY_LOSSES") else None
+
+    def _describe_verl(self, theirs: VerlFunction) -> Description[F]:
+        facts = {"compares_responses": True} if theirs.compares_responses and not theirs.is_loss else {}
+        return Description(self._facts(**facts), theirs.our_inputs, theirs.settings)
 
     def _variable(self) -> str:
         """The name that this registry has in this file."""

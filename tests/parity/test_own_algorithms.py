@@ -13,6 +13,7 @@ import pytest
 from posttrain import registry
 from posttrain.build.train import train_run
 from posttrain.cli.request import check_request
+from posttrain.dialects.detect import read_config
 from posttrain.dialects.native.loader import read
 from posttrain.errors import ConfigError
 
@@ -164,3 +165,65 @@ def test_the_run_keeps_the_file_and_notices_another_content(overrides: list[str]
     assert [text for text in run["resumes"][-1]["changed"] if text.startswith("loss.path")]
     assert (folder / about["loss.path"]["copy"]).read_text() == LOSS
     assert (folder / run["own_files"]["loss.path"]["copy"]).read_text() == LOSS + "# another\n"
+
+
+FORK = """
+import torch
+import verl.utils.torch_functional as verl_F
+from verl.workers.actor.weights import factor
+
+
+def compute_doubled_outcome_advantage(token_level_rewards: torch.Tensor, eos_mask: torch.Tensor, index, times: float):
+    with torch.no_grad():
+        scores = times * factor() * token_level_rewards.sum(dim=-1, keepdim=True) * eos_mask
+    return scores, scores
+
+
+def agg_loss(loss_mat, loss_mask, loss_agg_mode):
+    return verl_F.masked_mean(loss_mat, loss_mask)
+
+
+def register_policy_loss(name):
+    return lambda function: function
+
+
+@register_policy_loss("likelihood")
+def compute_likelihood(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None):
+    loss = agg_loss(-config.own_scale * advantages * log_prob, response_mask, loss_agg_mode)
+    return loss, {"actor/own_scale": config.own_scale}
+"""
+
+
+@pytest.mark.slow
+def test_a_launch_in_a_fork_of_verl_trains_with_the_forks_own_functions(
+    overrides: list[str], tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"trainer/ppo/core_algos.py": FORK, "workers/actor/weights.py": "def factor():\n    return 2.0\n"}
+    for name, text in files.items():
+        (file := tmp_path / "verl" / name).parent.mkdir(parents=True)
+        file.write_text(text)
+        for folder in list(file.parents)[:3]:
+            (folder / "__init__.py").write_text("import a_library_that_is_not_installed\n")
+    monkeypatch.chdir(tmp_path)
+    ours = [f"+posttrain.{text}" for text in overrides if text.split(".")[0] in ("tracking", "placement", "run")]
+    actor = "actor_rollout_ref.actor"
+    given = [
+        f"actor_rollout_ref.model.path={tiny_llama}",
+        f"data.train_files={tmp_path}/train.jsonl", f"data.val_files={tmp_path}/train.jsonl",
+        "data.train_batch_size=2", "data.max_prompt_length=32", "data.max_response_length=8",
+        "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.name=native",
+        f"{actor}.ppo_mini_batch_size=2", f"{actor}.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4", f"{actor}.optim.lr=1e-3",
+        f"custom_reward_function.path={tmp_path}/reward.py", "custom_reward_function.name=score",
+        "trainer.n_gpus_per_node=1", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1",
+        "algorithm.adv_estimator=doubled", "algorithm.times=1.5",
+        f"{actor}.policy_loss.loss_mode=likelihood", f"+{actor}.own_scale=0.5",
+    ]  # fmt: skip
+    loaded = check_request(read_config(None, [*given, *ours], "verl", here=True), look_at_files=True).loaded
+    assert loaded.problems == () and loaded.unsupported == ()
+    folder = train_run(loaded.config)
+    lines = steps(folder)
+    assert len(lines) == 2 and lines[0]["policy/own_scale"] == 0.5
+    for line in (folder / "samples/step_1.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        assert sample["advantage"] == pytest.approx(3 * sample["reward"], abs=1e-5)

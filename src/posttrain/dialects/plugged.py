@@ -1,16 +1,34 @@
-"""Names that the user's own modules register (``model.external_modules``): known before a dialect's rules look at names."""
+"""Estimators and losses of the user's own: known before a dialect's rules look at their names.
+
+They are registered by modules (``model.external_modules``), or written for verl: in a file that is named, in one that verl itself
+would import, or in the checkout of a fork in the current folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from posttrain.dialects.ledger import Key, Ledger
-from posttrain.dialects.trees import value_at
+from posttrain.dialects.ledger import Key, Ledger, leaves
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.trees import nested, value_at
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry, plug_in
+from posttrain.user_files import PACKAGE
+from posttrain.verl_functions import CONFIG
 
 _FIELD = "model.external_modules"
 _REGISTRIES: dict[str, Registry[Any]] = {"advantage.name": ADVANTAGES, "loss.name": POLICY_LOSSES}
+
+# Files that the process which estimates advantages imports in verl, by the key that names them
+_FILES = ("custom_reward_function.path", "reward.custom_reward_function.path")
+# The key that chooses the function -> our field, and the section that the function gets as its config
+_SECTIONS = {
+    "algorithm.adv_estimator": ("advantage.name", "algorithm"),
+    "actor_rollout_ref.actor.policy_loss.loss_mode": ("loss.name", "actor_rollout_ref.actor"),
+}
+_CHECKOUT = "verl/trainer/ppo/core_algos.py"
 
 
 def plug_in_named(ledger: Ledger, values: dict[str, Any]) -> None:
@@ -22,8 +40,82 @@ def plug_in_named(ledger: Ledger, values: dict[str, Any]) -> None:
         plug_in(module for module in modules if isinstance(module, str) and module)
 
 
-def is_plugged(row: Key, value: Any) -> bool:
-    """Return True for a name of a plug-in, given to a key that otherwise takes the peer's own names."""
-    return isinstance(value, str) and any(
-        value in registry.plugged() for field, registry in _REGISTRIES.items() if field in row.fields
+def own_path(reader: Reader, field: str, name: str) -> str | None:
+    """The file, or pkg://module, that holds the estimator (``advantage.name``) or loss (``loss.name``) of this name, which the
+    peer does not have; None where it is not found."""
+    section = field.partition(".")[0]
+    named = value_at(reader.values, f"{OUR_SECTION}.{section}.path")
+    if isinstance(named, str):
+        return named  # looked at with the other fields
+    registry = _REGISTRIES[field]
+    return next((path for path in _places(reader) if registry.written_for_verl(name, path)), None)
+
+
+def _places(reader: Reader) -> Iterator[str]:
+    for row in reader.ledger.rows:
+        if _FIELD in row.fields:
+            found = value_at(reader.values, row.name)
+            for module in found if isinstance(found, list) else [found]:
+                if isinstance(module, str) and module:
+                    yield f"{PACKAGE}{module}"
+    for key in _FILES:
+        if isinstance(found := value_at(reader.values, key), str):
+            yield found
+    if reader.ledger.dialect == "verl" and Path(_CHECKOUT).is_file():
+        yield _CHECKOUT
+
+
+def is_own(reader: Reader, row: Key, value: Any) -> bool:
+    """Return True for the name of an estimator or loss of the user's own, given to a key that takes the peer's names."""
+    if not isinstance(value, str):
+        return False
+    return any(
+        value in registry.plugged() or own_path(reader, field, value) is not None
+        for field, registry in _REGISTRIES.items()
+        if field in row.fields
     )
+
+
+def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
+    """The fields of an estimator or loss of the user's own, which ``key`` names: its file, its settings by the keys of that name
+    in the section that verl hands over, and that section as ``config``, as far as the file reads it. Empty for a known name."""
+    field, section = _SECTIONS[key]
+    registry = _REGISTRIES[field]
+    path = None if registry.is_built_in(name) or name in registry.plugged() else own_path(keys, field, name)
+    if path is None:
+        return {}
+    at = field.partition(".")[0]
+    found: dict[str, Any] = {f"{at}.path": path}
+    theirs = registry.written_for_verl(name, path)
+    if theirs is None:
+        return found
+    written = _leaves_of(keys, section)
+    found |= {f"{at}.{each}": written[each] for each in theirs.settings if each in written}
+    if CONFIG in theirs.settings:
+        read = {each: value for each, value in written.items() if theirs.may_read(each)}
+        found[f"{at}.{CONFIG}"] = nested(read)
+    keys.warn(f"{name} is yours: {theirs.definition.name} of {path}, line {theirs.definition.lineno}")
+    return found
+
+
+def read_by_own(keys: Reader) -> set[str]:
+    """Keys of the user's own that an estimator or a loss of the user's own reads."""
+    found: set[str] = set()
+    for key, (field, section) in _SECTIONS.items():
+        name = value_at(keys.values, key)
+        registry = _REGISTRIES[field]
+        if not isinstance(name, str) or registry.is_built_in(name):
+            continue
+        path = own_path(keys, field, name)
+        theirs = registry.written_for_verl(name, path) if path else None
+        if theirs is not None:
+            below = (each.key for each in keys.own if each.key.startswith(f"{section}."))
+            found |= {each for each in below if theirs.may_read(each.removeprefix(f"{section}."))}
+    return found
+
+
+def _leaves_of(keys: Reader, section: str) -> dict[str, Any]:
+    """The values below a section by their names in it, with the peer's defaults."""
+    rows = [row.name for row in keys.ledger.rows if row.name.startswith(f"{section}.") and "*" not in row.name]
+    found = {name.removeprefix(f"{section}."): keys[name] for name in rows}
+    return {key: value for key, value in (found | dict(leaves(keys.section(section)))).items() if value is not None}

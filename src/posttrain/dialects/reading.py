@@ -25,7 +25,7 @@ from posttrain.dialects.own_keys import (
     is_named,
     settle,
 )
-from posttrain.dialects.plugged import is_plugged, plug_in_named
+from posttrain.dialects.plugged import is_own, plug_in_named, read_by_own
 from posttrain.dialects.reader import HYDRA_CLASS, Dialect, Reader, same
 from posttrain.dialects.sections import reject_sections
 from posttrain.dialects.trees import nested, parents, value_at
@@ -33,6 +33,8 @@ from posttrain.dialects.value_fixes import fix_of_value, quoted_list
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
 from posttrain.errors import GUESS, ConfigError, Problem
+
+LABELS = frozenset({"run.name", "tracking.project"})  # fields that only name a run
 
 
 def read_dialect(
@@ -186,7 +188,8 @@ def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
 
 def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     """Handle all keys of the user's own together."""
-    own = sorted(reader.own, key=lambda one: reader.order(one.key))
+    read = read_by_own(reader)
+    own = sorted((one for one in reader.own if one.key not in read), key=lambda one: reader.order(one.key))
     settled = settle(own, known, reader.own_keys, drop=drop)
     reader.ignored += settled.ignored
     reader.problems += settled.problems
@@ -207,7 +210,12 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
         reader.warn(f"{key} is {value!r}, a text, and is read as the list in it")
         reader.put(key, items)
         return True
-    if row.name.endswith("**") or fits(value, row.type) or is_plugged(row, value):
+    if value == "" and LABELS.intersection(row.fields) and isinstance(row.default, str):
+        # The peers run with it
+        reader.warn(f"{key} is empty, and the run is called {row.default}; was a variable of the script not set?")
+        reader.put(key, row.default)
+        return True
+    if row.name.endswith("**") or fits(value, row.type) or is_own(reader, row, value):
         return True
     if value == "" and fits(False, row.type):
         # The peers run with it: an empty text is false in Python.

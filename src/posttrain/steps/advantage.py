@@ -69,10 +69,13 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
     return {
         "rewards": shaped.rewards,  # [B], normalised and clipped, less the KL
         "token_rewards": token_rewards,  # [B, T], the same on tokens
+        # [B, T], as scored, on the last sampled token
+        "token_scores": torch.where(batch.last_tokens, scored.rewards[:, None], 0.0),
         "reward_terms": scored.reward_terms,  # name -> [B], as scored
         "valid": scored.valid,  # [B]
         "group_index": batch.group_index,  # [B]
         "response_mask": mask,  # [B, T]
+        "response_tokens": batch.tokens[:, batch.prompt_width :],  # [B, T]
         "turn_begins": batch.turn_begins,  # [B, T]
         "old_logprobs": shaped.logprobs.old,  # [B, T]
         "values": values,  # [B, T]

@@ -7,9 +7,12 @@ the current folder without its dependencies), its own files still serve the modu
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping
+from importlib.abc import Loader
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +40,14 @@ _LOOP = {
     "get_reward_manager_cls": f"{_REWARDS}.managers:get_reward_manager_cls",
     "RewardManagerBase": f"{_REWARDS}.managers:RewardManagerBase",
 }
+_ALGORITHMS = {
+    name: f"posttrain.algos.verl.core_algos:{name}"
+    for name in (
+        *("register_adv_est", "register_policy_loss", "AdvantageEstimator", "agg_loss", "kl_penalty"),
+        "compute_grpo_outcome_advantage",
+    )
+}
+_SECTIONS = "omegaconf:DictConfig"  # verl's dataclasses of its sections, as annotations name them
 _SAMPLERS = {
     "AbstractSampler": f"{_OURS}.samplers:AbstractSampler",
     "AbstractCurriculumSampler": f"{_OURS}.samplers:AbstractCurriculumSampler",
@@ -46,18 +57,26 @@ _SAMPLERS = {
 PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl": _PROTOCOL,
     "verl.protocol": _PROTOCOL,
-    "verl.utils": {},
+    "verl.utils": {
+        "as_torch_index": f"{_OURS}.tensors:as_torch_index",
+        "group_mean_std": f"{_OURS}.tensors:group_mean_std",
+    },
     "verl.utils.dataset": _DATASET,
     "verl.utils.dataset.rl_dataset": _DATASET,
     "verl.utils.torch_functional": {
         name: f"{_OURS}.tensors:{name}"
-        for name in ("postprocess_data", "tokenize_and_postprocess_data", "pad_sequence_to_length", "masked_mean")
+        for name in (
+            *("postprocess_data", "tokenize_and_postprocess_data", "pad_sequence_to_length"),
+            *("masked_mean", "masked_sum", "masked_var", "masked_whiten"),
+        )
     },
     "verl.utils.model": {"compute_position_id_with_mask": f"{_OURS}.tensors:compute_position_id_with_mask"},
     "verl.utils.fs": {"copy_to_local": f"{_OURS}.tensors:copy_to_local"},
     "verl.utils.reward_score": _SCORES,
     "verl.trainer": {},
+    "verl.trainer.config": {"AlgoConfig": _SECTIONS},
     "verl.trainer.ppo": {},
+    "verl.trainer.ppo.core_algos": _ALGORITHMS,
     "verl.trainer.ppo.checkpoint_callback": {"CheckpointCallback": f"{_OURS}.callbacks:CheckpointCallback"},
     "verl.experimental": {},
     "verl.experimental.dataset": {},
@@ -67,6 +86,7 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.experimental.reward_loop.reward_manager.base": _LOOP,
     "verl.experimental.reward_loop.reward_manager.registry": _LOOP,
     "verl.workers": {},
+    "verl.workers.config": {"ActorConfig": _SECTIONS},
     "verl.workers.reward_manager": _MANAGERS,
     "verl.workers.reward_manager.abstract": _MANAGERS,
     "verl.workers.reward_manager.registry": _MANAGERS,
@@ -84,6 +104,8 @@ def provide() -> bool:
     if standing_in or _is_importable():
         return bool(standing_in)
     folder = _checkout()
+    if folder is not None:
+        sys.meta_path.insert(0, _Packages())
     for name, names in PROVIDED.items():
         sys.modules[name] = _StandIn(name, names, folder)
     for name in PROVIDED:
@@ -91,6 +113,31 @@ def provide() -> bool:
         if parent:
             setattr(sys.modules[parent], leaf, sys.modules[name])
     return True
+
+
+class _Packages:
+    """Finds the packages of a checkout. One whose own file cannot be imported, because it needs more than is installed, is empty:
+    the modules in it can be imported by their names."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a package below verl; None for other modules."""
+        spec = PathFinder.find_spec(name, path) if name.startswith("verl.") and path is not None else None
+        if spec is None or not spec.submodule_search_locations or spec.loader is None:
+            return None
+        spec.loader = _Forgiving(spec.loader)
+        return spec
+
+
+class _Forgiving(Loader):
+    def __init__(self, loader: Any):
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        with contextlib.suppress(Exception):
+            self._loader.exec_module(module)
 
 
 def _is_importable() -> bool:
@@ -110,6 +157,28 @@ def _checkout() -> Path | None:
     return Path(places[0]) if places else None
 
 
+def _from_checkout(stand_in: ModuleType, name: str) -> Any:
+    """Return a name that the stand-in lacks from the checkout's own file of that module; None without one."""
+    if name.startswith("__"):
+        return None
+    for place in stand_in.__path__:
+        for file in (Path(f"{place}.py"), Path(place) / "__init__.py"):
+            if file.is_file():
+                alias = f"{stand_in.__name__}.__checkout__"
+                spec = importlib.util.spec_from_file_location(alias, file)
+                assert spec is not None and spec.loader is not None
+                module = sys.modules.get(alias) or importlib.util.module_from_spec(spec)
+                if alias not in sys.modules:
+                    sys.modules[alias] = module
+                    try:
+                        spec.loader.exec_module(module)
+                    except Exception:  # noqa: BLE001 - its dependencies may be missing
+                        del sys.modules[alias]
+                        return None
+                return getattr(module, name, None)
+    return None
+
+
 class _StandIn(ModuleType):
     """A module whose names are imported at their first use."""
 
@@ -123,6 +192,8 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         where = self.__dict__["_names"].get(name)
+        if where is None and (found := _from_checkout(self, name)) is not None:
+            return found
         if where is None:
             known = ", ".join(self.__dict__["_names"]) or "nothing by itself"
             raise AttributeError(

@@ -76,6 +76,13 @@ def _own_problems(section: str, own: AlgorithmSection) -> Iterator[Problem]:
     except RequestError as error:
         yield from (replace(problem, field=f"{section}.{problem.field or 'name'}") for problem in error.problems)
         return
+    theirs = own.registry.written_for_verl(own.name, own.path) if own.path else None
+    if theirs is not None:
+        for name in theirs.unknown:
+            what = f"{theirs.definition.name} in {own.path} takes {name}, which its own trainer computes and this one does not"
+            fix = f"write it without {name}, give that a default, or make it a number (it is annotated as a tensor)"
+            yield Problem(what, fix=fix, field=f"{section}.name")
+        return
     known = own.registry.all_inputs()
     for name in described.inputs:
         if name not in known:

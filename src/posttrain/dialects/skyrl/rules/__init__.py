@@ -19,7 +19,7 @@ from posttrain.dialects.skyrl.rules.teachers import on_devices, teachers
 
 def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
-    fields = run.run_name(keys) | two_names(keys)
+    fields = two_names(keys)
     has_critic = algorithm.uses_critic(keys)
     teaching = teachers(keys)
     kl = {} if teaching else algorithm.kl(keys)

@@ -255,16 +255,6 @@ def _traces(keys: Reader) -> dict[str, Any]:
     }
 
 
-def run_name(keys: Reader) -> dict[str, Any]:
-    """The name of a run whose own is empty, as the peer lets it be: the variable of a script that is not set."""
-    key = "trainer.run_name"
-    if keys[key] != "":
-        return {}
-    default = keys.ledger.by_name[key].default
-    keys.warn(f"{key} is empty, and the run is called {default}; was a variable of the script not set?")
-    return {"run.name": default}
-
-
 def precision(keys: Reader) -> None:
     """Tell that what FSDP computes in follows trainer.bf16 here."""
     if not get(keys, "trainer.bf16") and keys["trainer.strategy"] in SHARDED:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.plugged import own_path, settings_of_own
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.early_correction import early_rejections, first_correction
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 from posttrain.errors import did_you_mean
+from posttrain.registry import ADVANTAGES
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 ESTIMATORS_OF_0_2 = ("gae", "grpo", "reinforce_plus_plus", "remax")
@@ -29,7 +31,8 @@ _KEEP_LONE_REWARD = ("grpo", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg
 def estimator(keys: Reader) -> dict[str, Any]:
     """advantage.name, and what a group of one gets."""
     name, samples = keys["algorithm.adv_estimator"], keys[f"{ROLLOUT}.n"]
-    if keys.ledger.version == "0.2" and name not in ESTIMATORS_OF_0_2:
+    own = settings_of_own(keys, "algorithm.adv_estimator", ESTIMATORS.get(name, name))
+    if keys.ledger.version == "0.2" and name not in ESTIMATORS_OF_0_2 and not own:
         keys.problem(
             f"verl 0.2 has no estimator {name} (it has {', '.join(ESTIMATORS_OF_0_2)})",
             key="algorithm.adv_estimator",
@@ -38,7 +41,7 @@ def estimator(keys: Reader) -> dict[str, Any]:
     if name == "grpo_passk" and samples == 1:
         what = "grpo_passk compares the best two responses of a prompt, and there is 1"
         keys.problem(what, key=f"{ROLLOUT}.n", fix=f"use {ROLLOUT}.n=8, or another number above 1")
-    fields: dict[str, Any] = {"advantage.name": ESTIMATORS.get(name, name)}
+    fields: dict[str, Any] = {"advantage.name": ESTIMATORS.get(name, name)} | own
     if samples == 1 and name in _KEEP_LONE_REWARD:
         fields["advantage.lone_sample_keeps_reward"] = True
     return fields
@@ -85,11 +88,13 @@ def resampling(keys: Reader) -> dict[str, Any]:
 
 
 def uses_critic(keys: Reader) -> bool:
-    """Return True when verl builds a critic: gae needs one, and critic.enable cannot add or remove it here."""
-    needed = bool(keys["algorithm.adv_estimator"] == "gae")
+    """Return True when a critic is built: gae needs one, as does an estimator of the user's own that reads its values, and
+    critic.enable cannot add or remove it here."""
+    name = keys["algorithm.adv_estimator"]
+    path = None if ADVANTAGES.is_built_in(name) else own_path(keys, "advantage.name", name)
+    needed = "values" in ADVANTAGES.known(ESTIMATORS.get(name, name), path).inputs
     asked = get(keys, "critic.enable")
     if asked is not None and asked != needed:
-        name = keys["algorithm.adv_estimator"]
         what = (
             f"critic.enable is {str(asked).lower()}, and {name} {'needs' if needed else 'reads no values of'} a critic"
         )
@@ -106,7 +111,8 @@ def loss(keys: Reader) -> dict[str, Any]:
     else:
         keys.ignore(kind, "read with bypass_mode only" if not _bypasses(keys) else "ppo_clip is the loss in any case")
         name = "ppo_clip" if mode in ("vanilla", "bypass_mode") else mode
-    fields: dict[str, Any] = {"loss.name": name} | _clip(keys, name) | _covariance(keys, name)
+    own = settings_of_own(keys, f"{ACTOR}.policy_loss.loss_mode", name)
+    fields: dict[str, Any] = {"loss.name": name} | own | _clip(keys, name) | _covariance(keys, name)
     aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
     if name in SEQUENCE_LOSSES and not keys.written(f"{ACTOR}.loss_agg_mode"):
         aggregation = "seq-mean-token-mean"

@@ -1,0 +1,166 @@
+"""Advantage estimators and policy losses written for verl, read from their source: nothing is imported.
+
+verl calls both by keywords: an estimator with ``token_level_rewards``, a loss with ``old_log_prob`` and ``log_prob``. Such a
+function is described by our names of its inputs; ``algos.verl.functions`` loads it and translates its calls.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.settings import REQUIRED, Setting, default_of
+
+# Parameter of theirs -> the input of ours that it is built from.
+ESTIMATOR_INPUTS: Mapping[str, str] = {
+    "token_level_rewards": "token_rewards",
+    "token_level_scores": "token_scores",
+    "response_mask": "response_mask",
+    "eos_mask": "response_mask",
+    "loss_mask": "response_mask",
+    "index": "group_index",
+    "uid": "group_index",
+    "values": "values",
+    "responses": "response_tokens",
+    "reward_baselines": "greedy_rewards",
+    "old_log_probs": "old_logprobs",
+    "sum_pi_squared": "sum_pi_squared",
+}
+LOSS_INPUTS: Mapping[str, str] = {
+    "old_log_prob": "old_logprobs",
+    "log_prob": "policy_logprobs",
+    "advantages": "advantages",
+    "response_mask": "mask",
+    "eos_mask": "mask",
+    "loss_mask": "mask",
+    "rollout_log_probs": "rollout_logprobs",
+}
+# Parameters that the caller fills in without an input or a setting: our own objective aggregates and corrects.
+FILLED_IN = ("loss_agg_mode", "rollout_is_weights", "rollout_is_weight", "num_repeat", "norm_adv_by_std_in_grpo")
+CONFIG = "config"  # their section algorithm, or actor
+_DEFAULTS: Mapping[str, float] = {"gamma": 1.0, "lam": 1.0}
+_DECORATORS = ("register_adv_est", "register_policy_loss")
+_TENSORS = ("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "ndarray", "TensorDict", "DataProto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlFunction:
+    """A function written for verl."""
+
+    definition: ast.FunctionDef
+    is_loss: bool
+    inputs: Mapping[str, str]
+    """Parameters that are tensors -> inputs of ours; of an unknown one, its own name."""
+    settings: Mapping[str, Setting]
+    """All further parameters."""
+    reads: frozenset[str]
+    """Names that its file reads of objects: what it may read from its config."""
+
+    @property
+    def compares_responses(self) -> bool:
+        return "group_index" in self.inputs.values()
+
+    def may_read(self, key: str) -> bool:
+        """Return True for a key of its config, or a setting, whose name its file holds."""
+        return key in self.settings or (CONFIG in self.settings and key.rpartition(".")[2] in self.reads)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Inputs that no run here computes."""
+        return [name for name in self.inputs if name not in (LOSS_INPUTS if self.is_loss else ESTIMATOR_INPUTS)]
+
+    @property
+    def our_inputs(self) -> tuple[str, ...]:
+        """Inputs of ours, each once. Estimators are shown the valid rows alone."""
+        more = () if self.is_loss else ("valid", "response_mask")
+        return tuple(dict.fromkeys((*self.inputs.values(), *more, *(("mask",) if self.is_loss else ()))))
+
+
+def find(tree: ast.Module, name: str) -> VerlFunction | None:
+    """The function for verl that a file has under ``name``: registered so (``@register_adv_est``, ``@register_policy_loss``),
+    called so, or the only one whose name begins with ``compute_<name>_``, as forks of verl call theirs. None without one."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _is_for_verl(node)]
+    registered = [node for node in functions if name in _registered_names(node, tree)]
+    called = [node for node in functions if node.name == name]
+    like = [node for node in functions if node.name.startswith(f"compute_{name}_")]
+    for found in (registered, called, like):
+        if len(found) == 1:
+            return _described(found[0], tree)
+    return None
+
+
+def _is_for_verl(node: ast.FunctionDef) -> bool:
+    names = {each.arg for each in _parameters(node)}
+    return "token_level_rewards" in names or {"old_log_prob", "log_prob"} <= names
+
+
+def _registered_names(node: ast.FunctionDef, tree: ast.Module) -> Iterator[str]:
+    for decorator in node.decorator_list:
+        match decorator:
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[word, *_]) if (
+                called in _DECORATORS
+            ):
+                match word:
+                    case ast.Constant(value=str(name)):
+                        yield name
+                    case ast.Attribute(value=ast.Name(id=enum), attr=member):
+                        yield _member(tree, enum, member)
+
+
+def _member(tree: ast.Module, enum: str, member: str) -> str:
+    """The value of a member of an enumeration; of one from elsewhere, its name in small letters, as verl's own are."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == enum:
+            for line in node.body:
+                match line:
+                    case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(value))) if (
+                        name == member
+                    ):
+                        return value
+    return member.lower()
+
+
+def _parameters(node: ast.FunctionDef) -> list[ast.arg]:
+    return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+
+
+def _described(node: ast.FunctionDef, tree: ast.Module) -> VerlFunction:
+    plain = [*node.args.posonlyargs, *node.args.args]
+    padding: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults))
+    defaults = [*padding, *node.args.defaults, *node.args.kw_defaults]
+    is_loss = "log_prob" in {each.arg for each in _parameters(node)}
+    known = LOSS_INPUTS if is_loss else ESTIMATOR_INPUTS
+    inputs: dict[str, str] = {}
+    settings: dict[str, Setting] = {}
+    for parameter, default in zip(_parameters(node), defaults, strict=True):
+        name = parameter.arg
+        if name in known and not (default is not None and known[name] in ("greedy_rewards", "sum_pi_squared")):
+            inputs[name] = known[name]
+        elif name == CONFIG or name in FILLED_IN:
+            continue
+        elif default is None and _is_tensor(parameter) and name not in _DEFAULTS:
+            inputs[name] = name
+        else:
+            settings[name] = Setting(name, Any, _default(name, default), "")
+    if any(each.arg == CONFIG for each in _parameters(node)):
+        meaning = "the values that the function reads from its config"
+        settings[CONFIG] = Setting(CONFIG, dict[str, Any], {}, meaning)
+    reads = {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
+    reads |= {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return VerlFunction(definition=node, is_loss=is_loss, inputs=inputs, settings=settings, reads=frozenset(reads))
+
+
+def _default(name: str, node: ast.expr | None) -> Any:
+    """A default that is no literal counts as null: the function knows it."""
+    if node is None:
+        return _DEFAULTS.get(name, REQUIRED)
+    try:
+        return default_of(node)
+    except ValueError:
+        return None
+
+
+def _is_tensor(parameter: ast.arg) -> bool:
+    return parameter.annotation is not None and any(word in ast.unparse(parameter.annotation) for word in _TENSORS)

@@ -1,0 +1,177 @@
+"""Estimators and losses written for verl, in our calling convention."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.algos.advantages.grpo import grpo
+from posttrain.algos.losses.ppo_clip import ppo_clip
+from posttrain.errors import RequestError
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+from posttrain.verl_functions import find
+
+ESTIMATOR = """
+from collections import defaultdict
+from enum import Enum
+
+import torch
+import verl.utils.torch_functional as verl_F
+from verl.trainer.ppo.core_algos import register_adv_est
+
+
+class Mine(str, Enum):
+    SHIFTED = "shifted"
+
+
+@register_adv_est(Mine.SHIFTED)
+def center_on_prompt(token_level_rewards, response_mask, index, config=None, **kwargs):
+    scores = token_level_rewards.sum(dim=-1)
+    rows = defaultdict(list)
+    for row, group in enumerate(index):
+        rows[group].append(scores[row])
+    means = torch.stack([torch.stack(rows[group]).mean() for group in index])
+    advantages = (scores - means).unsqueeze(-1) * response_mask + config.algorithm_shift
+    return advantages, advantages
+
+
+def compute_whitened_outcome_advantage(
+    token_level_rewards: torch.Tensor, eos_mask: torch.Tensor, gamma: torch.Tensor, power: float
+):
+    scores = token_level_rewards.sum(dim=-1, keepdim=True) ** power * eos_mask * gamma
+    return verl_F.masked_whiten(scores, eos_mask), scores
+
+
+def compute_lost_advantage(token_level_rewards, certainty: torch.Tensor, response_mask):
+    return certainty, certainty
+"""
+LOSS = """
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+
+
+@register_policy_loss("plain")
+def plain(
+    old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, rollout_is_weights=None
+):
+    assert rollout_is_weights is None
+    ratio = torch.exp(log_prob - old_log_prob)
+    clipped = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+    losses = torch.maximum(-advantages * ratio, -advantages * clipped)
+    loss = agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+    return loss, {"actor/ratio": (ratio * response_mask).sum() / response_mask.sum()}
+
+
+@register_policy_loss("summed_up")
+def summed_up(old_log_prob, log_prob, advantages, response_mask):
+    return -(advantages * log_prob * response_mask).sum() / response_mask.sum(), torch.tensor(0.5), 0.25, 0.0
+
+
+@register_policy_loss("by_sequence")
+def by_sequence(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean"):
+    return agg_loss(loss_mat=-advantages * log_prob, loss_mask=response_mask, loss_agg_mode="seq-mean-token-mean"), {}
+"""
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]], dtype=torch.bool)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "for_verl.py").write_text(ESTIMATOR + LOSS)
+    return str(tmp_path / "for_verl.py")
+
+
+def test_a_function_is_found_by_the_name_it_is_registered_under() -> None:
+    tree = ast.parse(ESTIMATOR + LOSS)
+
+    def called(name: str) -> str | None:
+        found = find(tree, name)
+        return found.definition.name if found else None
+
+    assert called("shifted") == called("center_on_prompt") == "center_on_prompt"
+    assert called("whitened") == "compute_whitened_outcome_advantage"
+    assert called("plain") == "plain" and called("other") is None
+
+
+def test_its_inputs_and_settings_are_read_from_the_source(file: str) -> None:
+    about = ADVANTAGES.describe("shifted", file)
+    assert about.inputs == ("token_rewards", "response_mask", "group_index", "valid") and list(about.settings) == [
+        "config"
+    ]
+    assert about.facts.compares_responses
+    whitened = ADVANTAGES.describe("whitened", file)
+    assert (whitened.settings["gamma"].default, whitened.settings["power"].required) == (1.0, True)
+    assert not whitened.facts.compares_responses
+    lost = ADVANTAGES.written_for_verl("lost", file)
+    assert lost is not None and lost.unknown == ["certainty"]
+    assert POLICY_LOSSES.describe("plain", file).inputs == ("old_logprobs", "policy_logprobs", "advantages", "mask")
+
+
+def test_an_estimator_sees_the_valid_rows_alone(file: str) -> None:
+    nan = float("nan")
+    rewards = torch.tensor([[0.0, 1.0, nan], [0, 0, 3.0], [9.0, 0, 0], [0, 2.0, nan]])
+    groups, valid = torch.tensor([0, 0, 0, 1]), torch.tensor([True, True, False, True])
+    estimator = ADVANTAGES.get("shifted", file)
+    advantages, returns = estimator(rewards, MASK, groups, valid, config={"algorithm_shift": 0.5})
+    # group 0: scores 1 and 3, mean 2; the third row is invalid; group 1 is alone
+    expected = torch.tensor([[-0.5, -0.5, 0], [1.5, 1.5, 1.5], [0, 0, 0], [0.5, 0.5, 0]])
+    assert torch.equal(advantages, expected) and torch.equal(returns, expected)
+
+
+def test_statistics_of_verl_are_there(file: str) -> None:
+    rewards = torch.where(MASK & (MASK.cumsum(1) == 1), torch.tensor([[1.0], [2.0], [3.0], [4.0]]), 0.0)
+    advantages, returns = ADVANTAGES.get("whitened", file)(
+        rewards, MASK, torch.ones(4, dtype=torch.bool), gamma=1.0, power=2
+    )
+    # squares 1 (2 tokens), 4 (3), 9, 16 (2): sum 55, mean 55/8 = 6.875, sample variance 264.875/7 = 37.8393
+    assert returns[1, 2] == 4 and advantages[0, 0] == pytest.approx((1 - 6.875) / 37.83929**0.5, rel=1e-5)
+    assert advantages[MASK].mean() == pytest.approx(0, abs=1e-6) and not advantages[~MASK].any()
+
+
+def test_a_loss_is_the_same_for_every_cut(file: str) -> None:
+    torch.manual_seed(0)
+    policy, old, advantages = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
+    settings = {"config": {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}}
+    plain = POLICY_LOSSES.get("plain", file)
+    losses, report = plain(old, policy, advantages, MASK, **settings)
+    expected, _ = ppo_clip(policy, old, advantages, MASK, clip_ratio_low=0.2, clip_ratio_high=0.3)
+    torch.testing.assert_close(losses, expected)
+    parts = torch.cat(
+        [plain(old[rows], policy[rows], advantages[rows], MASK[rows], **settings)[0] for rows in ([0], [1, 2], [3])]
+    )
+    torch.testing.assert_close(parts, losses)
+    ratio = torch.exp(policy - old)[MASK].mean()
+    assert report["ratio"][MASK].mean() == pytest.approx(float(ratio)) and not report["ratio"][~MASK].any()
+
+
+def test_a_mean_of_its_own_is_a_mean_over_tokens(file: str) -> None:
+    policy = torch.arange(12.0).reshape(4, 3).requires_grad_()
+    advantages = torch.ones(4, 3)
+    losses, report = POLICY_LOSSES.get("summed_up", file)(torch.zeros(4, 3), policy, advantages, MASK)
+    # log-probs 0, 1, 3, 4, 5, 6, 9, 10 sum to 38 over 8 tokens
+    assert losses.sum() / MASK.sum() == -38 / 8
+    losses.sum().backward()
+    assert policy.grad is not None and torch.equal(policy.grad, -MASK.float())
+    assert report["clip_fraction"][0, 0] == 0.5 and report["kl_old"][0, 0] == 0.25
+
+
+def test_what_cannot_be_kept_is_one_error(file: str) -> None:
+    zeros = torch.zeros(4, 3)
+    with pytest.raises(RequestError, match=r"aggregates by seq-mean-token-mean.*loss_agg_mode=seq-mean-token-mean"):
+        POLICY_LOSSES.get("by_sequence", file)(zeros, zeros, zeros, MASK)
+    with pytest.raises(RequestError, match=r"center_on_prompt failed: .*algorithm_shift"):
+        ADVANTAGES.get("shifted", file)(
+            zeros, MASK, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool), config={}
+        )
+
+
+def test_verls_own_estimator_is_ours() -> None:
+    from posttrain.algos.verl.core_algos import compute_grpo_outcome_advantage
+
+    rewards = torch.where(MASK & (MASK.cumsum(1) == 1), torch.tensor([[1.0], [2.0], [3.0], [4.0]]), 0.0)
+    groups = torch.tensor([0, 0, 1, 1])
+    theirs, _ = compute_grpo_outcome_advantage(rewards, MASK.float(), groups.numpy())
+    ours = grpo(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(4, dtype=torch.bool), groups, MASK)
+    assert torch.equal(theirs, ours)
