@@ -63,6 +63,6 @@ def _of_options(value: str, options: list[str], row: Key) -> str:
             f"{value} is {'an advantage estimator' if estimator else 'a policy loss'}, which this key does not choose"
         )
     guess = same or nearest(value.lower(), options)
-    if guess and row.instead:
+    if guess and row.instead and other:
         return f"did you mean {guess}? One of your own: {row.instead}"
     return f"did you mean {guess}?" if guess else row.instead
