@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,8 @@ def test_a_launch_in_a_fork_of_verl_trains_with_the_forks_own_functions(
         for folder in list(file.parents)[:3]:
             (folder / "__init__.py").write_text("import a_library_that_is_not_installed\n")
     monkeypatch.chdir(tmp_path)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "verl"]:
+        monkeypatch.delitem(sys.modules, name)
     ours = [f"+posttrain.{text}" for text in overrides if text.split(".")[0] in ("tracking", "placement", "run")]
     actor = "actor_rollout_ref.actor"
     given = [

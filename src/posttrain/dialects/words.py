@@ -57,7 +57,7 @@ class Words:
                     if not row.by_rule and row.to is None:
                         self._plain.add(name)
         self._reader = reader
-        self._field = re.compile(rf"\b((?:{'|'.join(root.model_fields)})(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?")
+        self._field = re.compile(rf"(?<![\w.])((?:{'|'.join(root.model_fields)})(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?")
         self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
 
     def key(self, field: str) -> str:

@@ -6,7 +6,6 @@ get the valid rows alone, and the loss of every token, which our objective aggre
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,7 @@ def load(path: str, name: str) -> Callable[..., Any]:
     file = source_file(path)
     described = find(parse_file(path, file), name)
     assert described is not None, f"{path} has no function {name} for verl"
-    _make_checkout_importable(file)
-    provide()
+    provide(_checkout_of(file))
     module = import_path(path)
     theirs = getattr(module, described.definition.name, None)
     if not callable(theirs):
@@ -45,11 +43,11 @@ def load(path: str, name: str) -> Callable[..., Any]:
     return _Loss(theirs, described)
 
 
-def _make_checkout_importable(file: Path) -> None:
-    """Let a file of a fork import the fork's other modules."""
-    for folder in file.parents:
-        if folder.name == "verl" and (folder / "__init__.py").is_file() and str(folder.parent) not in sys.path:
-            sys.path.append(str(folder.parent))
+def _checkout_of(file: Path) -> Path | None:
+    """The package verl that a file of a fork belongs to."""
+    return next(
+        (folder for folder in file.parents if folder.name == "verl" and (folder / "__init__.py").is_file()), None
+    )
 
 
 class _Estimator:

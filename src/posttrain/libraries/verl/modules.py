@@ -95,23 +95,28 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def provide() -> bool:
+def provide(folder: Path | None = None) -> bool:
     """Make verl's modules importable in this process. Returns: True where they are the stand-ins.
 
-    For a process that runs the user's code; it changes ``sys.modules``.
+    For a process that runs the user's code; it changes ``sys.modules``. ``folder`` is the package verl of a checkout, whose other
+    modules then can be imported; by default the one on Python's path.
     """
     standing_in = getattr(sys.modules.get("verl"), "stands_in", False)
-    if standing_in or _is_importable():
-        return bool(standing_in)
-    folder = _checkout()
+    if not standing_in and _is_importable():
+        return False
+    folder = folder or _checkout()
+    if not standing_in:
+        for name, names in PROVIDED.items():
+            sys.modules[name] = _StandIn(name, names)
+        for name in PROVIDED:
+            parent, _, leaf = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], leaf, sys.modules[name])
     if folder is not None:
-        sys.meta_path.insert(0, _Packages())
-    for name, names in PROVIDED.items():
-        sys.modules[name] = _StandIn(name, names, folder)
-    for name in PROVIDED:
-        parent, _, leaf = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], leaf, sys.modules[name])
+        for name in PROVIDED:  # packages, so that a checkout's own files are found below them
+            sys.modules[name].__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
+        if not any(isinstance(each, _Packages) for each in sys.meta_path):
+            sys.meta_path.insert(0, _Packages())
     return True
 
 
@@ -184,11 +189,10 @@ class _StandIn(ModuleType):
 
     stands_in = True
 
-    def __init__(self, name: str, names: Mapping[str, str], folder: Path | None):
+    def __init__(self, name: str, names: Mapping[str, str]):
         super().__init__(name, "A stand-in of posttrain for the module of verl.")
         self._names = names
-        # A package, so that a checkout's own files are found below it.
-        self.__path__ = [str(folder.joinpath(*name.split(".")[1:]))] if folder else []
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         where = self.__dict__["_names"].get(name)

@@ -12,6 +12,7 @@ from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
 from posttrain.dialects.verl.strategies import MEGATRON, OTHERS
 from posttrain.dialects.words import OUR_SECTION
+from posttrain.errors import nearest
 
 _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
 _PRECISIONS = {
@@ -232,9 +233,14 @@ def resume(keys: Reader) -> dict[str, Any]:
         keys.ignore("trainer.resume_from_path", f"{key} is {mode}, not resume_path")
         return {"run.resume": "auto" if mode == "auto" else "never"}
     if mode != "resume_path":
-        if keys.ledger.version != "0.2":
+        names_a_step = "global_step_" in mode
+        if names_a_step and keys.ledger.version != "0.2":
+            keys.warn(f"{key}={mode} is read as the path to resume from, as verl 0.2 spells it")
+        if not names_a_step and keys.ledger.version != "0.2":
             what = f"{key} must be auto, disable or resume_path, not {mode!r}"
-            keys.problem(what, key=key, fix="a path stands in trainer.resume_from_path, with resume_mode=resume_path")
+            near = nearest(mode, ("auto", "disable", "resume_path"))
+            path_fix = "a path stands in trainer.resume_from_path, with resume_mode=resume_path"
+            keys.problem(what, key=key, fix=f"did you mean {near}?" if near else path_fix)
             return {}
         path = mode
     else:
