@@ -58,7 +58,15 @@ def test_options_and_the_gradients_norm() -> None:
     found = config("model_engine=veomni", f"{A}.veomni.enable_full_shard=False", f"{A}.optim.clip_grad=0.5").policy
     assert found.engine_options["reshard_after_forward"] is False
     assert found.optimizer.max_grad_norm == 0.5
-    assert config(f"{A}.optim.clip_grad=0.5").policy.optimizer.max_grad_norm == 1.0  # fsdp reads grad_clip
+
+
+def test_the_gradients_norm_of_fsdp() -> None:
+    def norm(*given: str) -> float:
+        return float(config(*given).policy.optimizer.max_grad_norm)
+
+    # FSDP: grad_clip up to verl 0.7, optim.clip_grad since 0.8
+    assert norm(f"{A}.optim.clip_grad=0.5") == norm(f"+{A}.optim.grad_clip=0.5") == norm(f"{A}.grad_clip=0.5") == 0.5
+    assert norm(f"{A}.optim.clip_grad=0.5", f"{A}.grad_clip=0.25") == 0.25 and norm() == 1.0
 
 
 def test_a_size_that_does_not_fit_is_named_by_the_users_key() -> None:

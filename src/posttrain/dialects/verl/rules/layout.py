@@ -152,7 +152,6 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             keys.problem("verl 0.2 cannot shard over a part of the devices", key=size, fix=f"use {size}=-1")
         for key in (
             f"{section}.megatron",
-            f"{section}.optim.clip_grad",
             *([FREEZE_ROUTER] if role == "policy" else []),
         ):
             keys.ignore(key, f"read by the strategy {MEGATRON} only, and this is {strategy}")

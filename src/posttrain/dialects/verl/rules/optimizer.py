@@ -97,13 +97,27 @@ def _shuffle(keys: Reader, section: str) -> tuple[bool, int | None]:
 
 
 def _clipping(keys: Reader, section: str, role: str) -> dict[str, Any]:
-    """FSDP clips by grad_clip, all others by optim.clip_grad."""
-    strategy = keys[f"{section}.strategy"]
-    later = strategy not in SHARDED and keys.ledger.find(f"{section}.optim.clip_grad")
-    key = f"{section}.optim.clip_grad" if later else f"{section}.grad_clip"
-    if later:
-        keys.ignore(f"{section}.grad_clip", f"{strategy} clips by optim.clip_grad")
-    return {f"{role}.optimizer.max_grad_norm": keys[key]}
+    """FSDP clips by grad_clip up to verl 0.7 and by optim.clip_grad since 0.8: the written one counts. All others clip by
+    optim.clip_grad, whose first name is optim.grad_clip."""
+    strategy, first, later = keys[f"{section}.strategy"], f"{section}.grad_clip", f"{section}.optim.clip_grad"
+    alias = f"{section}.optim.grad_clip"
+    if keys.ledger.find(later) is None:
+        return {f"{role}.optimizer.max_grad_norm": keys[first]}
+    if get(keys, alias) is not None:
+        later = alias
+        keys.ignore(f"{section}.optim.clip_grad", f"{alias} replaces it, as in verl")
+    if strategy not in SHARDED:
+        keys.ignore(first, f"{strategy} clips by optim.clip_grad")
+        return {f"{role}.optimizer.max_grad_norm": keys[later]}
+    if not keys.written(later):
+        return {f"{role}.optimizer.max_grad_norm": keys[first]}
+    if not keys.written(first):
+        keys.warn(f"{later}={keys[later]:g} clips, as since verl 0.8; with FSDP verl 0.7 clips by {first}=1 alone")
+        return {f"{role}.optimizer.max_grad_norm": keys[later]}
+    keys.ignore(later, f"{first} is given, too, by which FSDP clips up to verl 0.7")
+    if keys[later] != keys[first]:
+        keys.warn(f"{first}={keys[first]:g} clips; since verl 0.8 {later}={keys[later]:g} would: write one of them")
+    return {f"{role}.optimizer.max_grad_norm": keys[first]}
 
 
 def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
