@@ -29,6 +29,11 @@ class RewardTerm(Section):
     halve_failed_batch: bool = True
     """Repeat a failed batched call on halves of the responses, until only responses that fail alone are without a reward; false
     is for a function whose values depend on the whole batch."""
+    returns: Literal["number", "first"] = "number"
+    """Form of your function's result: a number or a mapping with one under "score"; or first, where a tuple or a list stands for
+    its first entry, which verl's reward manager prime reads."""
+    extra_info: dict[str, Any] = {}
+    """Entries that your function gets in extra_info besides those of the row."""
     reads: Literal["response", "sequence"] = "response"
     """The text your function gets: the response, without special tokens; or sequence, the prompt and the response in one text
     with all special tokens, which verl 0.1 and 0.2 pass to reward functions."""

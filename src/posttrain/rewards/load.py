@@ -52,6 +52,7 @@ def terms_of(config: RewardConfig) -> list[Term]:
             batched=term.batched or term.kind == "manager",
             calculates=term.path is None and term.name in REWARDS_BY_ALGEBRA,
             halve=term.halve_failed_batch and term.kind != "manager",
+            first=term.returns == "first",
             reads_sequence=term.reads == "sequence",
             reads_tokens=term.kind == "manager",
         )
@@ -127,7 +128,8 @@ def _load(term: RewardTerm, *, run_wide: RunWide, tokenizer: TokenizerOf | None)
     if term.path and term.kind == "manager":
         return load_manager(term, tokenizer)
     if term.path:
-        return (load_batched_function if term.batched else load_function)(term.path, term.name, term.options)
+        load = load_batched_function if term.batched else load_function
+        return load(term.path, term.name, term.options, term.extra_info)
     return built_in(term.name, term.options, run_wide)
 
 

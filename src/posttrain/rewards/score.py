@@ -46,6 +46,7 @@ class Term:
     batched: bool = False  # reward is a BatchedRewardFn
     calculates: bool = False  # by computer algebra, which some texts make exceed any limit
     halve: bool = True  # repeat a failed batched call on halves
+    first: bool = False  # of a tuple or a list the first entry is the result
     reads_sequence: bool = False  # the reward gets prompt and response in one text with special tokens
     reads_tokens: bool = False  # the reward gets token ids, as ``ResponseText.tokens`` holds them
 
@@ -204,7 +205,7 @@ class RewardTerms:
             reward: Any = term.reward
             text = PLAIN_ANSWER if plain_answer and term.calculates else response.read_by(term)
             found = _call_term(term.name, lambda reward=reward, text=text: reward(prompt, text))  # type: ignore[misc]
-            answers[index] = answer = found if isinstance(found, Invalid) else _value(found[0], term.name)
+            answers[index] = answer = found if isinstance(found, Invalid) else _value(found[0], term)
             if isinstance(answer, Invalid):
                 break
         return answers
@@ -228,7 +229,7 @@ class RewardTerms:
             )
         if len(results) != len(responses):
             return Invalid(WRONG_LENGTH, f"{term.name}: returned {len(results)} values for {len(responses)} responses")
-        return [_value(result, term.name) for result in results]
+        return [_value(result, term) for result in results]
 
 
 def _call_term(name: str, call: Callable[[], Any]) -> tuple[Any] | Invalid:
@@ -246,12 +247,24 @@ def _call_term(name: str, call: Callable[[], Any]) -> tuple[Any] | Invalid:
         return Invalid(EXCEPTION, described)
 
 
-def _value(result: Any, name: str) -> TermAnswer:
+def _value(result: Any, term: Term) -> TermAnswer:
+    if term.first and isinstance(result, (tuple, list)) and result:
+        result = result[0]
     score = result.get("score", _NO_SCORE) if isinstance(result, Mapping) else result
-    value = _number(score, name)
+    value = _number(_single(score), term.name)
     if isinstance(value, Invalid):
         return value
-    return TermValue(value, tuple(_extras(result, name)), tuple(_texts(result)))
+    return TermValue(value, tuple(_extras(result, term.name)), tuple(_texts(result)))
+
+
+def _single(value: Any) -> Any:
+    """The number in a tensor or an array of one element, as verl assigns it; anything else as it is."""
+    if isinstance(value, Real) or not callable(item := getattr(value, "item", None)):
+        return value
+    try:
+        return item()
+    except (TypeError, ValueError, RuntimeError):  # several elements
+        return value
 
 
 def _number(value: Any, name: str) -> float | Invalid:

@@ -48,13 +48,15 @@ def check_function(path: str, name: str, options: Mapping[str, Any] | None = Non
         raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
 
 
-def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
+def load_function(
+    path: str, name: str, options: Mapping[str, Any], extra_info: Mapping[str, Any] | None = None
+) -> RewardFn:
     """Build a reward from the function ``name`` in the file or module, called with those of KEYWORDS that it takes and with
     ``options`` (which take precedence, as in verl). A function with other parameter names is called by position: with all four
     values, or, when it takes two, with the response and the reference answer.
 
     The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged. It may
-    be async. It receives copies, so its changes to extra_info are lost after the call.
+    be async. It receives copies, so its changes to extra_info are lost after the call; ``extra_info`` is added to the row's.
 
     Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be called with
         these arguments.
@@ -62,11 +64,19 @@ def load_function(path: str, name: str, options: Mapping[str, Any]) -> RewardFn:
     function, file = _find(path, name)
     positional, keywords = _passed(inspect.signature(function), path, name, options)
     return partial(
-        _score, function=function, file=str(file), options=dict(options), positional=positional, keywords=keywords
+        _score,
+        function=function,
+        file=str(file),
+        options=dict(options),
+        more=dict(extra_info or {}),
+        positional=positional,
+        keywords=keywords,
     )
 
 
-def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> BatchedRewardFn:
+def load_batched_function(
+    path: str, name: str, options: Mapping[str, Any], extra_info: Mapping[str, Any] | None = None
+) -> BatchedRewardFn:
     """Build a reward from a function that is called once with lists, by the keywords BATCH_KEYWORDS and ``options`` (which
     take precedence), and returns a list of results as for ``load_function``. It may be async, and receives copies.
 
@@ -74,7 +84,8 @@ def load_batched_function(path: str, name: str, options: Mapping[str, Any]) -> B
     """
     function, file = _find(path, name)
     _check_batched(inspect.signature(function), path, name, options)
-    return partial(_score_batch, function=function, file=str(file), options=dict(options))
+    more = dict(extra_info or {})
+    return partial(_score_batch, function=function, file=str(file), options=dict(options), more=more)
 
 
 def _check_batched(signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]) -> None:
@@ -95,12 +106,13 @@ def _score_batch(
     function: Callable[..., Any],
     file: str,
     options: Mapping[str, Any],
+    more: Mapping[str, Any],
 ) -> Any:
     arguments = {
         "data_sources": [prompt.data_source for prompt in prompts],
         "solution_strs": list(responses),
         "ground_truths": [copy.deepcopy(prompt.ground_truth) for prompt in prompts],
-        "extra_infos": [copy.deepcopy(dict(prompt.extra_info)) for prompt in prompts],
+        "extra_infos": [copy.deepcopy({**prompt.extra_info, **more}) for prompt in prompts],
         **options,
     }
     return _called(function, (), arguments, file)
@@ -169,6 +181,7 @@ def _score(
     function: Callable[..., Any],
     file: str,
     options: Mapping[str, Any],
+    more: Mapping[str, Any],
     positional: Sequence[str],
     keywords: Sequence[str],
 ) -> Any:
@@ -177,7 +190,7 @@ def _score(
         "data_source": prompt.data_source,
         "solution_str": response,
         "ground_truth": copy.deepcopy(prompt.ground_truth),
-        "extra_info": copy.deepcopy(dict(prompt.extra_info)),
+        "extra_info": copy.deepcopy({**prompt.extra_info, **more}),
         **options,
     }
     named = {word: value for word, value in values.items() if word in keywords or word not in KEYWORDS}

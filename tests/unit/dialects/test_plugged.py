@@ -67,3 +67,52 @@ def test_a_module_that_is_not_there_is_reported_by_plan() -> None:
     assert loaded.problems == ()
     (problem,) = loaded.unsupported
     assert "there is no module no_such_plug_in" in str(problem) and "model.external_modules" in str(problem)
+
+
+def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "verl/workers/reward_manager"
+    folder.mkdir(parents=True)
+    (folder / "votes.py").write_text('@register("majority")\nclass Votes:\n    pass\n')
+    given = [*VERL, "reward_model.reward_manager=majority"]
+    [problem] = [each for each in read_config(None, given, "verl").problems if "majority" in each.what]
+    assert "name the file that holds it" in problem.fix
+    monkeypatch.chdir(tmp_path)
+    loaded = read_config(None, given, "verl")
+    assert not [each for each in loaded.problems if "majority" in str(each)]
+    assert (loaded.config.reward.terms[0].name, loaded.config.reward.terms[0].path) == (
+        "majority", "verl/workers/reward_manager/votes.py",
+    )  # fmt: skip
+
+
+def test_an_estimator_for_verl_is_found_and_its_keys_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the file that is named, else in the reward function's, else in the checkout."""
+    text = "def compute_mine_advantage(token_level_rewards, response_mask, index, margin): raise SystemExit('it was run')\n"
+    given = [*VERL, "algorithm.adv_estimator=mine", "algorithm.margin=0.5", "actor_rollout_ref.rollout.n=4"]
+
+    def about_mine(*more: str) -> list[str]:
+        return [
+            str(each)
+            for each in read_config(None, [*given, *more], "verl").problems
+            if "mine" in str(each) or "margin" in str(each)
+        ]
+
+    assert any("+posttrain.advantage.path=FILE.py" in each for each in about_mine())
+    (tmp_path / "own.py").write_text(text)
+    assert about_mine(f"+posttrain.advantage.path={tmp_path}/own.py") == []
+    assert about_mine(f"custom_reward_function.path={tmp_path}/own.py") == []
+    absent = about_mine(f"+posttrain.advantage.path={__file__}", "+posttrain.own_keys=[algorithm.margin]")
+    assert "defines no function 'mine'" in absent[0]
+    (tmp_path / "verl/trainer/ppo").mkdir(parents=True)
+    (tmp_path / "own.py").rename(tmp_path / "verl/trainer/ppo/core_algos.py")
+    monkeypatch.chdir(tmp_path)
+    loaded = read_config(None, given, "verl")
+    assert about_mine() == [] and loaded.config.advantage.settings == {"margin": 0.5}
+    assert any(
+        "mine is yours: compute_mine_advantage of verl/trainer/ppo/core_algos.py, line 1" in text
+        for text in loaded.warnings
+    )
+    assert any("margin" in text for text in about_mine("algorithm.adv_estimator=grpo"))

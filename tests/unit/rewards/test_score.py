@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from posttrain.config.reward import RewardConfig
 from posttrain.errors import ConfigError
@@ -65,8 +66,9 @@ def test_weighted_sum_with_the_values_before_their_weights():
 
 @pytest.mark.parametrize(
     ("result", "value"),
-    [(True, 1.0), (False, 0.0), (2, 2.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.True_, 1.0)],
-)
+    [(True, 1.0), (False, 0.0), (2, 2.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.True_, 1.0),
+     (np.array([0.25]), 0.25), (torch.tensor(0.5), 0.5), ({"score": torch.tensor([[2.0]])}, 2.0)],
+)  # fmt: skip
 def test_what_counts_as_a_number(result, value):
     assert outcome(result) == Reward(value, (("t0", value),))
 
@@ -77,6 +79,8 @@ def test_what_counts_as_a_number(result, value):
         (None, "not_a_number", "t0: returned None; a number is expected"),
         ("1.0", "not_a_number", "t0: returned the text '1.0'; a number is expected"),
         ([1.0], "not_a_number", "t0: returned a list; a number is expected"),
+        ((1.0, "why"), "not_a_number", "t0: returned a tuple; a number is expected"),
+        (np.array([1.0, 2.0]), "not_a_number", "t0: returned a ndarray; a number is expected"),
         (1j, "not_a_number", "t0: returned a complex; a number is expected"),
         ({"acc": 1.0}, "not_a_number", 't0: returned a mapping without "score"; a number is expected'),
         ({"score": None}, "not_a_number", "t0: returned None; a number is expected"),
@@ -301,3 +305,20 @@ def test_functions_of_modules_and_file_urls(tmp_path, monkeypatch):
 def test_modules_that_are_not_there(path, message):
     with pytest.raises(ConfigError, match=message):
         check_function(path, "compute_score")
+
+
+@pytest.mark.parametrize(
+    ("result", "value"), [("(0.5, 'why')", 0.5), ("[True, 3]", 1.0), ("({'score': 2},)", 2.0), ("4", 4.0)]
+)
+def test_the_first_entry_of_a_tuple_is_the_score_on_request(tmp_path, result, value):
+    (tmp_path / "mine.py").write_text(f"def compute_score(solution_str, ground_truth): return {result}")
+    terms = [{"name": "compute_score", "path": str(tmp_path / "mine.py"), "returns": "first"}]
+    assert load_rewards(RewardConfig(terms=terms)).score_response(PROMPT, "x").value == value
+
+
+def test_entries_of_extra_info_are_added_to_the_rows(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(solution_str, extra_info): return len(extra_info) + extra_info['weight']"
+    )
+    terms = [{"name": "compute_score", "path": str(tmp_path / "mine.py"), "extra_info": {"weight": 4}}]
+    assert load_rewards(RewardConfig(terms=terms)).score_response(PROMPT, "x").value == 4 + 1 + len(PROMPT.extra_info)

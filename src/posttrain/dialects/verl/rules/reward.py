@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.reader import Reader
@@ -20,7 +22,9 @@ _SERVED = "reward.reward_model"  # its later name, where it is served
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
 WHOLE_SEQUENCE = ("0.1", "0.2")
 MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
-MANAGERS = ("naive", "prime", "dapo", "batch", "remote")
+MANAGERS = ("naive", "prime", "dapo", "batch", "remote", "gdpo")
+
+CHECKOUT_MANAGERS = ("verl/workers/reward_manager", "verl/experimental/reward_loop/reward_manager")
 
 
 def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
@@ -65,6 +69,10 @@ def _term(keys: Reader) -> dict[str, Any]:
         term = {"name": name, "path": path}
         if keys.ledger.version in WHOLE_SEQUENCE:
             term["reads"] = "sequence"
+        if _manager(keys) == "prime":
+            term["returns"] = "first"
+        if _manager(keys) == "gdpo":
+            term["extra_info"] = {"experiment_name": keys["trainer.experiment_name"]}
     else:
         term = {"name": "by_data_source" if name == "compute_score" else name}
     if own := _own_manager(keys, path, name, options):
@@ -121,7 +129,7 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
         return {}
     modules = get(keys, "actor_rollout_ref.model.external_lib", [])
     module = modules if isinstance(modules, str) else next(iter(modules), None)
-    file = file or path or (f"pkg://{module}" if module else None)
+    file = file or _in_checkout(manager) or path or (f"pkg://{module}" if module else None)
     key = f"{_MODEL}.reward_manager"
     near = nearest(manager, MANAGERS)
     if file is None or (near and section is None and abs(len(near) - len(manager)) < 2):
@@ -142,6 +150,13 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     elif keys.ledger.version in WHOLE_SEQUENCE:
         term["own_score"] = True
     return term
+
+
+def _in_checkout(manager: str) -> str | None:
+    """Return the file of a fork, in the current folder, that registers a manager under this name; None without one."""
+    registers = re.compile(rf"""@register\(\s*["']{re.escape(manager)}["']""")
+    files = (file for folder in CHECKOUT_MANAGERS for file in sorted(Path(folder).glob("*.py")))
+    return next((str(file) for file in files if registers.search(file.read_text("utf-8", errors="replace"))), None)
 
 
 def _workers(keys: Reader) -> dict[str, Any]:
