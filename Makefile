@@ -112,8 +112,10 @@ $(VLLM)/.installed: Makefile
 	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
 	@touch $@
 
-# verifiers needs other versions of what posttrain needs, too.
+# verifiers needs other versions of what posttrain needs, too, and 0.4 others than those before.
 $(VERIFIERS)/.installed: Makefile
 	@$(PYTHON) -m venv $(VERIFIERS)
 	@$(VERIFIERS)/bin/python -m pip install -qq --disable-pip-version-check verifiers==0.1.14
+	@$(PYTHON) -m venv $(VERIFIERS)/tasksets
+	@$(VERIFIERS)/tasksets/bin/python -m pip install -qq --disable-pip-version-check verifiers==0.4.0 uv
 	@touch $@

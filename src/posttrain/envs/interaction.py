@@ -1,7 +1,8 @@
 """Multi-turn conversations in verl's form: a class of the user's replies to the model until it ends the conversation.
 
 The class has ``start_interaction``, ``generate_response`` (which returns True at the end, the reply, a score and further
-information) and ``finalize_interaction``, of which only the second is required; they may be coroutine functions.
+information) and ``finalize_interaction``, of which only the second is required; they may be coroutine functions. One with
+``state(instance_id)``, which returns a JSON value, and ``restore(instance_id, state)`` can be saved between turns.
 """
 
 from __future__ import annotations
@@ -73,9 +74,37 @@ class Talk:
         self._turns = 0
 
     def reset(self, seed: int) -> EnvStart:
+        self._start()
+        return self._tools.reset(seed)
+
+    def _start(self) -> None:
         if self._other is not None and hasattr(self._other, "start_interaction"):
             self._calls.call(self._other.start_interaction, "episode", **self._arguments)
-        return self._tools.reset(seed)
+
+    def state(self) -> Any:
+        """Return the conversation, and the states of the tools and of the interaction; None where one cannot be saved."""
+        tools, other = self._tools.state(), None
+        if self._other is not None:
+            if not all(callable(getattr(self._other, name, None)) for name in ("state", "restore")):
+                return None
+            other = self._calls.call(self._other.state, "episode")
+        if tools is None:
+            return None
+        return {
+            "messages": self._messages,
+            "turns": self._turns,
+            "score": self._score,
+            "tools": tools,
+            "interaction": other,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue: the interaction is started as before, and then takes its state."""
+        self._start()
+        self._tools.restore(state["tools"])
+        self._messages, self._turns, self._score = list(state["messages"]), state["turns"], state["score"]
+        if self._other is not None:
+            self._calls.call(self._other.restore, "episode", state["interaction"])
 
     def step(self, action: str) -> EnvStep:
         self._turns += 1
@@ -113,6 +142,11 @@ class Gsm8k:
 
     def start_interaction(self, instance: str, ground_truth: Any = None, **_: Any) -> None:
         self._reference = str(ground_truth)
+
+    def state(self, instance: str) -> None:
+        """Nothing is kept but the reference, which is the row's."""
+
+    def restore(self, instance: str, state: None) -> None: ...
 
     def generate_response(self, instance: str, messages: Sequence[Message], **_: Any) -> tuple[bool, str, float, Any]:
         said = str(messages[-1]["content"])

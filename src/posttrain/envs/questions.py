@@ -105,6 +105,7 @@ class AskedWithTools:
         self._turns = turns
 
     def reset(self, seed: int) -> EnvStart:
+        self._seed = seed
         start = self._asked.reset(seed)
         assert isinstance(start, EnvStart), "the question is no coroutine"
         spec = EnvSpec(name=self._spec.name, messages=start.messages, row=self._spec.row, max_turns=self._turns)
@@ -128,6 +129,15 @@ class AskedWithTools:
         graded = self._asked.step(action)
         assert isinstance(graded, EnvStep), "the question is no coroutine"
         return graded
+
+    def state(self) -> Any:
+        """Return the seed, which draws the question, and the calls so far; None where a tool cannot be saved."""
+        calls = self._calls.state()
+        return None if calls is None else {"seed": self._seed, "calls": calls}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.reset(state["seed"])
+        self._calls.restore(state["calls"])
 
     def close(self) -> Mapping[str, float]:
         return {**self._asked.close(), **self._calls.close()}

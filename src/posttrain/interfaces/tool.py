@@ -14,7 +14,7 @@ class ToolFailed(PosttrainError):
 
 
 def _nothing() -> None:
-    """No-op: the tool holds no resources."""
+    """No-op: the tool holds no resources, or no state."""
 
 
 def _any_row(row: Mapping[str, Any]) -> None:
@@ -30,12 +30,24 @@ class Tool:
     begin: Callable[[Mapping[str, Any]], None] = _any_row  # called once, with the episode's row
     # Called once at the end; may return metrics.
     close: Callable[[], Mapping[str, float] | None] = _nothing
+    # With both, an episode can be saved and continued elsewhere: ``state`` gives all that the next calls depend on, as a JSON
+    # value, and ``restore`` takes it, after ``begin``. Without them a resumed run begins the episode again.
+    state: Callable[[], Any] | None = None
+    restore: Callable[[Any], None] | None = None
 
     @property
     def schema(self) -> dict[str, Any]:
         """The function in the form chat templates expect."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
+
+
+def _took(state: Any) -> None:
+    """No-op: nothing is kept."""
+
+
+# state and restore of a tool whose calls depend on nothing but their arguments and the row
+KEEPS_NOTHING: Mapping[str, Any] = {"state": _nothing, "restore": _took}
 
 
 def parameters(**properties: tuple[str, str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Environments of the package verifiers: quick tests with a stand-in of its interface, a slow one with the package itself.
+"""Environments of the package verifiers: quick tests with a stand-in of its interface, slow ones with the package itself.
 
-With POSTTRAIN_VERIFIERS_PYTHON (a Python that has verifiers; `make verifiers-env` makes one) the slow test trains on it.
+With POSTTRAIN_VERIFIERS_PYTHON (a Python that has verifiers before 0.4) and POSTTRAIN_TASKSETS_PYTHON (one that has 0.4, and uv;
+`make verifiers-env` makes both) the slow tests train on them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +21,14 @@ import yaml
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.verifiers import verifiers
 from posttrain.envs.verifiers.process import bridge_of
+from posttrain.envs.verifiers.tasksets import block_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep
+from posttrain.libraries.prime_rl import PlayedEnv, Sources, sources
 from posttrain.plan.environments.verifiers import verifiers as check
 
 PYTHON = os.environ.get("POSTTRAIN_VERIFIERS_PYTHON", "")
+TASKSETS = os.environ.get("POSTTRAIN_TASKSETS_PYTHON", "")
 KINDS = ("single", "multi", "tool", "stateful")
 # The part of the package that is called, and an environment that asks twice.
 STAND_IN = """
@@ -138,34 +143,147 @@ def test_what_is_missing_is_said_before_the_run(tmp_path: Path, monkeypatch: pyt
     assert list(check({"env": "wordle", "python": sys.executable}, "environment.settings")) == []
 
 
+PRIME_RL = """
+max_steps = 20
+[orchestrator]
+batch_size = 128
+[[orchestrator.train.source]]
+ratio = 0.3
+[orchestrator.train.source.env.taskset]
+id = "reverse-text"
+[orchestrator.train.source.env.agent.harness]
+id = "null"
+[[orchestrator.train.source]]
+name = "sorting"
+[orchestrator.train.source.env]
+id = "user-sim"
+[orchestrator.train.source.env.taskset]
+id = "alphabet-sort"
+min_turns = 3
+[[orchestrator.eval.source]]
+name = "sorting"
+num_examples = 64
+[orchestrator.eval.source.env.taskset]
+id = "alphabet-sort"
+min_turns = 5
+"""
+
+
+def test_files_of_prime_rl_name_environments(tmp_path: Path) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(PRIME_RL)
+    found = sources(str(file), "reverse-text", {"dataset_split": "test"})
+    block = {"taskset": {"id": "reverse-text"}, "agent": {"harness": {"id": "null"}}}
+    assert found == Sources(*[PlayedEnv(block, {"dataset_split": "test"})] * 2)
+    found = sources(str(file), "sorting", {})
+    sorting = {"id": "user-sim", "taskset": {"id": "alphabet-sort", "min_turns": 3}}
+    assert found.training.env == sorting and found.validation.env == {
+        "taskset": {"id": "alphabet-sort", "min_turns": 5}
+    }
+    for name, why in ((None, "has 2 sources"), ("sortin", "has no source 'sortin'")):
+        with pytest.raises(ConfigError, match=why):
+            sources(str(file), name, {})
+    [problem] = check({"env": str(file), "source": "x", "python": sys.executable}, "environment.settings")
+    assert problem.field == "environment.settings.source" and "reverse-text, sorting" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # prime-rl in 2025: the id and the arguments of load_environment
+        ('[[orchestrator.env]]\nid = "wordle"\nargs = {turns = 3}', PlayedEnv("wordle", {"turns": 3})),
+        ('[[env]]\nid = "wordle"\nname = "w"', PlayedEnv("wordle")),
+        ('[[orchestrator.train.env]]\nratio = 0.5\ntaskset = {id = "w"}', PlayedEnv({"taskset": {"id": "w"}})),
+    ],
+)
+def test_older_files_of_prime_rl(tmp_path: Path, text: str, found: PlayedEnv) -> None:
+    (tmp_path / "rl.toml").write_text(text)
+    assert sources(str(tmp_path / "rl.toml"), None, {}) == Sources(found, found)
+
+
+@pytest.mark.parametrize("text", ["", "max_steps = 1", "[orchestrator]\nbatch_size = 1", "env = 3", "[["])
+def test_files_without_a_source(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rl.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"has no source of training|cannot be read"):
+        sources(str(tmp_path / "rl.toml"), None, {})
+    for block in ({}, {"taskset": {}}, {"taskset": 3}, {"env": {"agent": {}}}):
+        with pytest.raises(ConfigError, match="the block names no taskset"):
+            sources(block, None, {})
+
+
+def test_a_taskset_in_a_file_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    (tmp_path / "my-words" / "my_words").mkdir(parents=True)
+    assert block_of("reverse-text", {"n": 1}) == {"taskset": {"id": "reverse-text", "n": 1}}
+    block = {"taskset": {"id": str(tmp_path / "my-words"), "n": 1}, "agent": {}}
+    assert block_of(block, {"n": 2}) == {"taskset": {"id": "my_words", "n": 2}, "agent": {}}
+    assert sys.path[0] == os.environ["PYTHONPATH"] == str(tmp_path / "my-words")  # tool servers import it, too
+    assert block_of(str(tmp_path / "game.py"), {})["taskset"]["id"] == "game" and sys.path[0] == str(tmp_path)
+
+
+def trained_on(named: dict[str, Any], folder: Path, model: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """Train a step on environments. Returns: the run, and its samples."""
+    import posttrain
+
+    config = {
+        "run": {"folder": str(folder / "run"), "total_steps": 1},
+        "model": {"path": str(model), "compute_dtype": "float32"},
+        "data": {"train_files": [], "prompts_per_step": len(named), "max_prompt_tokens": 600},
+        "environment": {"named": named, "max_turns": 3, "train_episodes": len(named), "workers": 2, "timeout_s": 300},
+        "rollout": {"samples_per_prompt": 2, "max_response_tokens": 12},
+        "policy": {"sequences_per_mini_batch": 2 * len(named)},
+        "validation": {"before_training": False, "after_training": False},
+        "checkpoint": {"at_end": False},
+        "tracking": {"batches_every_steps": 1},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    run = posttrain.train(folder / "run.yaml")
+    lines = (folder / "run" / "samples" / "step_1.jsonl").read_text().splitlines()
+    return run, [json.loads(line) for line in lines]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="POSTTRAIN_VERIFIERS_PYTHON names no Python with verifiers")
 def test_a_run_trains_on_environments_of_the_package(tmp_path: Path, tiny_llama: Path) -> None:
-    import posttrain
-
     envs = str(Path(__file__).with_name("verifiers_envs.py"))
     named = {
         kind: {"name": "verifiers", "settings": {"env": envs, "python": PYTHON, "options": {"kind": kind}}}
         for kind in KINDS
     }
-    config = {
-        "run": {"folder": str(tmp_path / "run"), "total_steps": 1},
-        "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
-        "data": {"train_files": [], "prompts_per_step": 4, "max_prompt_tokens": 600},
-        "environment": {"named": named, "max_turns": 3, "train_episodes": 4, "workers": 2},
-        "rollout": {"samples_per_prompt": 2, "max_response_tokens": 12},
-        "policy": {"sequences_per_mini_batch": 8},
-        "validation": {"before_training": False, "after_training": False},
-        "checkpoint": {"at_end": False},
-        "tracking": {"batches_every_steps": 1},
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    run = posttrain.train(tmp_path / "run.yaml")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "samples" / "step_1.jsonl").read_text().splitlines()]
+    run, lines = trained_on(named, tmp_path, tiny_llama)
     assert {line["data_source"] for line in lines} == {*KINDS}
     assert all(line["invalid"] is None and line["environment"]["stop"] == "ended" for line in lines), lines
     # A random model calls no tool and says no word: one turn, but where the environment goes on.
     turns = {line["data_source"]: len(line["turns"]) for line in lines}
     assert turns == {"single": 1, "multi": 3, "tool": 1, "stateful": 1}
     # The tokens that were sampled are those that are trained: their log-probs agree.
+    assert run.metric("gap/max")[1] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TASKSETS, reason="POSTTRAIN_TASKSETS_PYTHON names no Python with verifiers 0.4")
+def test_a_run_trains_on_tasksets(tmp_path: Path, tiny_llama: Path) -> None:
+    script = tmp_path / "harness.py"
+    script.write_text('# /// script\n# dependencies = ["mcp==2.0.0"]\n# ///\n')
+    if subprocess.run([Path(TASKSETS).with_name("uv"), "sync", "--script", script, "-q", "--no-config"]).returncode:
+        pytest.skip("uv cannot install what the programs of verifiers need")
+    here = Path(__file__).with_name("tasksets")
+    scripted = {
+        "taskset": {"id": str(here / "words.py"), "scripted": True},
+        "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}},
+    }
+    settings: dict[str, dict[str, Any]] = {
+        "chat": {"env": str(here / "words.py")},
+        "scripted": {"env": scripted},
+        "tools": {"env": str(here / "words.py"), "options": {"task": {"loud": True}}},
+        "first": {"env": str(here / "rivals.py")},
+        "second": {"env": str(here / "rivals.py"), "trained": "second"},
+    }
+    named = {name: {"name": "verifiers", "settings": {**each, "python": TASKSETS}} for name, each in settings.items()}
+    run, lines = trained_on(named, tmp_path, tiny_llama)
+    assert all(line["invalid"] is None and line["environment"]["stop"] == "ended" for line in lines), lines
+    # Of a game the trained seat alone is trained, with its own reward.
+    found = {line["data_source"]: (len(line["turns"]), line["reward"]) for line in lines}
+    assert found == {"chat": (1, 0.5), "scripted": (3, 0.5), "tools": (1, 0.5), "first": (2, 1.0), "second": (2, -1.0)}
     assert run.metric("gap/max")[1] < 1e-4

@@ -27,7 +27,7 @@ from posttrain.data.responses_api import as_chat, as_response
 from posttrain.data.stream_events import events_of, in_one_piece
 from posttrain.data.tool_forms import DEFAULT
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.envs.agent.turn_requests import MODEL, Choices, TurnRequest
+from posttrain.envs.agent.turn_requests import MODEL, UNTRAINED, Choices, TurnRequest
 from posttrain.interfaces.env import EnvSpec
 from posttrain.libraries import json_text
 from posttrain.records.trajectories import SamplingParams
@@ -112,8 +112,11 @@ class Listener:
 
     def turn(self, body: Any, gone: Callable[[], bool], *, chat: bool) -> Choices:
         """Wait for the policy's turns, or until the client has ``gone``. Raises: Refused."""
-        choices = Choices(read(body, self._sampling, chat=chat, honours=self._honours, form=self.form), gone)
-        check_model(body, MODEL)
+        asked = read(body, self._sampling, chat=chat, honours=self._honours, form=self.form)
+        trained = body.get("model") != UNTRAINED
+        if trained:
+            check_model(body, MODEL)
+        choices = Choices(asked, gone, trained=trained)
         if choices.asked.echo and not isinstance(choices.asked.prompts[0], str):
             raise Refused("echo is for prompts that are text: agents have no tokenizer")
         with self._lock:

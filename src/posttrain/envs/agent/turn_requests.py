@@ -13,7 +13,9 @@ from posttrain.data.openai_api.request import EndpointRequest
 from posttrain.interfaces.env import Message, Tool, TurnOptions
 from posttrain.records.trajectories import Trajectory, Unfinished
 
-MODEL = "policy"  # the only name that requests may give
+MODEL = "policy"  # the name that requests give
+# The policy as another player of an episode: its conversations are sampled, and neither trained nor measured
+UNTRAINED = "policy-untrained"
 LOOK_S = 0.1  # between two checks that a client is still connected
 
 
@@ -36,6 +38,7 @@ class TurnRequest:
 
     asked: EndpointRequest
     index: int = 0  # among the request's choices
+    trained: bool = True  # False: of another player
     gone: Callable[[], bool] = lambda: False
     # Of all choices of the request: their indices with what came
     replies: queue.SimpleQueue[tuple[int, TurnAnswer | Unfinished]] = field(default_factory=queue.SimpleQueue)
@@ -80,9 +83,9 @@ class TurnRequest:
 class Choices:
     """The choices of one request, pending until each has its answer."""
 
-    def __init__(self, asked: EndpointRequest, gone: Callable[[], bool] = lambda: False):
+    def __init__(self, asked: EndpointRequest, gone: Callable[[], bool] = lambda: False, *, trained: bool = True):
         self.asked = asked
-        first = TurnRequest(asked=asked, gone=gone)
+        first = TurnRequest(asked=asked, gone=gone, trained=trained)
         self.requests = [first, *(replace(first, index=index) for index in range(1, asked.answers))]
         self.answers: dict[int, TurnAnswer] = {}
         self._replies = first.replies

@@ -33,6 +33,8 @@ class _Conversation:
 
     def added(self, request: TurnRequest) -> Added | None:
         """Return what a request adds; None when it does not go on behind the answer."""
+        if request.trained != self.request.trained:
+            return None
         before, now = self.request.prompt, request.prompt
         if before is not None or now is not None:
             return None if before is None or now is None else self._added_raw(before, now)
@@ -84,7 +86,7 @@ class AskedTurns:
         self._conversations: dict[int, _Conversation] = {}
         self._asked = 0
         self._lines = 0
-        self.turns = 0  # that were answered
+        self.turns = 0  # of the trained player that were answered
         self.refused = 0
         self.abandoned = 0
         self.over = False
@@ -101,14 +103,13 @@ class AskedTurns:
             if self.over:
                 requests[0].refuse("the episode is over", 503)
                 return
-            if (
-                self._spec.max_turns is not None
-                and self.turns + len(self._pending) + len(requests) > self._spec.max_turns
-            ):
+            waiting = sum(each.request.trained for each in self._pending.values())
+            most = self._spec.max_turns if requests[0].trained else None
+            if most is not None and self.turns + waiting + len(requests) > most:
                 self.refused += 1
-                left = self._spec.max_turns - self.turns - len(self._pending)
+                left = most - self.turns - waiting
                 what = f"{left} turns of this episode are left, and n is {len(requests)}"
-                used = f"all {self._spec.max_turns} turns of this episode are used"
+                used = f"all {most} turns of this episode are used"
                 requests[0].refuse(f"{what if left > 0 else used} (environment.max_turns)")
                 return
             for request in requests:
@@ -127,6 +128,7 @@ class AskedTurns:
                 prompt=cast(str | tuple[int, ...] | None, raw),
                 tools=request.tools,
                 max_response_tokens=wanted if wanted < run_sampling(self._spec).max_response_tokens else None,
+                trained=request.trained,
                 options=request.options,
             )
         )
@@ -156,7 +158,7 @@ class AskedTurns:
                 self._withdraw(turn)
                 return
             del self._pending[turn]
-            self.turns += 1
+            self.turns += request.trained
             said = _said(turn, action, request.asked, cut=cut, response=response)
             shown = shown_text(request.asked, said)
             told: Message = {"text": shown}

@@ -108,6 +108,19 @@ class WithTools:
         reward = answered * self._rewards[0] + failed * self._rewards[1]
         return EnvStep(messages=results, reward=reward if any(self._rewards) else None)
 
+    def state(self) -> Any:
+        """Return the counts and the states of the tools; None where a tool cannot be saved."""
+        if not all(tool.state and tool.restore for tool in self._all):
+            return None
+        return {"counts": list(self.counts), "tools": {tool.name: tool.state() for tool in self._all if tool.state}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.reset(0)
+        self.counts = tuple(state["counts"])
+        for tool in self._all:
+            if tool.restore:
+                tool.restore(state["tools"][tool.name])
+
     @property
     def counts(self) -> tuple[int, ...]:
         """The turns, and the calls that were answered and that failed: all that the limits depend on."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.interfaces.tool import Tool, ToolFailed, parameters
+from posttrain.interfaces.tool import KEEPS_NOTHING, Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
 from posttrain.rewards.expression import Expression, NoValue
 
@@ -19,6 +19,7 @@ def calculator() -> Tool:
         description="The value of an arithmetic expression with + - * / ^, brackets, sqrt, ln, log, exp, sin, cos, tan and pi.",
         parameters=parameters(expression=("string", "such as (17 + 5) * 3 / 4")),
         run=_value,
+        **KEEPS_NOTHING,
     )
 
 

@@ -21,6 +21,8 @@ def gsm8k() -> Tool:
         run=checked.run,
         begin=checked.begin,
         close=checked.close,
+        state=checked.state,
+        restore=checked.restore,
     )
 
 
@@ -42,6 +44,12 @@ class _Checked:
         written = answer if answer.startswith("#### ") else f"#### {answer}"
         self._reward = float(extract(written, "flexible", "last") == self._reference)
         return f"Current parsed answer={answer!r} reward={self._reward}"
+
+    def state(self) -> float:
+        return self._reward
+
+    def restore(self, state: float) -> None:
+        self._reward = state
 
     def close(self) -> Mapping[str, float]:
         return {"tool_reward/gsm8k": self._reward}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from posttrain.interfaces.tool import Tool, ToolFailed, parameters
+from posttrain.interfaces.tool import KEEPS_NOTHING, Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
 from posttrain.sandbox.boxes import BoxError, Program, run
 from posttrain.sandbox.layers import walls_for
@@ -29,6 +29,7 @@ def python(*, timeout_s: Positive = 5.0, memory_mib: PositiveInt = 1024, allow_u
         description="Runs a Python program and returns what it prints. Nothing is kept from call to call.",
         parameters=parameters(code=("string", "the program; print what you want to see")),
         run=partial(_run, limits=limits, walls=walls),
+        **KEEPS_NOTHING,
     )
 
 

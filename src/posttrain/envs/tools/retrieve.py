@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.interfaces.tool import Tool, ToolFailed, parameters
+from posttrain.interfaces.tool import KEEPS_NOTHING, Tool, ToolFailed, parameters
 from posttrain.libraries.json_http import HttpFailure, ask, open_client
 from posttrain.registry import TOOLS
 from posttrain.settings import Positive, PositiveInt
@@ -36,6 +36,7 @@ def retrieve(
         description="Finds passages of a collection of texts that fit a query.",
         parameters=parameters(query=("string", "the question, or words that the passage should hold")),
         run=partial(_find, url=url, results=results, max_characters=max_characters, timeout_s=timeout_s),
+        **KEEPS_NOTHING,
     )
 
 

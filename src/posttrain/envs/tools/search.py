@@ -10,7 +10,7 @@ from typing import Any
 import bm25s
 
 from posttrain.errors import ConfigError, DataError, Problem
-from posttrain.interfaces.tool import Tool, parameters
+from posttrain.interfaces.tool import KEEPS_NOTHING, Tool, parameters
 from posttrain.libraries import json_text
 from posttrain.registry import TOOLS
 from posttrain.settings import PositiveInt
@@ -35,6 +35,7 @@ def search(*, corpus: str, results: PositiveInt = 3, max_characters: PositiveInt
         description="Finds the passages of a collection of texts that fit a query best.",
         parameters=parameters(query=("string", "words that the passage should hold")),
         run=partial(_find, index=index, passages=passages, results=results, max_characters=max_characters),
+        **KEEPS_NOTHING,
     )
 
 

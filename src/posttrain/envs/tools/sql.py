@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.interfaces.tool import Tool, ToolFailed, parameters
+from posttrain.interfaces.tool import KEEPS_NOTHING, Tool, ToolFailed, parameters
 from posttrain.registry import TOOLS
 from posttrain.sandbox.boxes import BoxError
 from posttrain.sandbox.layers import walls_for
@@ -51,6 +51,7 @@ def sql(
             walls=walls_for("the tool sql", allow_unboxed=allow_unboxed),
             max_rows=max_rows,
         ),
+        **KEEPS_NOTHING,
     )
 
 

@@ -25,7 +25,8 @@ def verl(
     else a mapping). The row's ``tools_kwargs[name]`` holds create_kwargs, execute_kwargs, calc_reward_kwargs and release_kwargs.
 
     Args: class_name, package.module.Class or path/to/file.py:Class; tool_schema may be omitted where the class has
-        ``get_openai_tool_schema``.
+        ``get_openai_tool_schema``. A class with ``state(instance_id)``, which returns a JSON value, and
+        ``restore(instance_id, state)`` can be saved between turns.
     Raises: ConfigError when the class or its schema does not exist.
     """
     made = load(class_name)
@@ -41,6 +42,7 @@ def verl(
         fix = "give it a tool_schema: {type: function, function: {name, description, parameters}}"
         raise ConfigError(Problem(f"the tool class {class_name} has no schema", fix=fix))
     own = _OwnTool(instance, function["name"])
+    saved = all(callable(getattr(instance, name, None)) for name in ("state", "restore"))
     return Tool(
         name=function["name"],
         description=str(function.get("description", "")),
@@ -48,6 +50,8 @@ def verl(
         run=own.run,
         begin=own.begin,
         close=own.close,
+        state=own.state if saved else None,
+        restore=own.restore if saved else None,
     )
 
 
@@ -69,8 +73,7 @@ class _OwnTool:
         """Call the tool. Raises: ToolFailed for any error of the class: the model reads it."""
         try:
             if self._instance is None:
-                created = self._calls.call(self._tool.create, "episode", **self._given("create_kwargs"))
-                self._instance = created[0] if isinstance(created, tuple) else created
+                self._create()
             answer = self._calls.call(
                 self._tool.execute, self._instance, dict(arguments), **self._given("execute_kwargs")
             )
@@ -81,6 +84,21 @@ class _OwnTool:
             self._step_rewards += float(reward or 0.0)
             answer = answer[0]
         return _text_of(answer)
+
+    def _create(self) -> None:
+        created = self._calls.call(self._tool.create, "episode", **self._given("create_kwargs"))
+        self._instance = created[0] if isinstance(created, tuple) else created
+
+    def state(self) -> Any:
+        """Return the state of the instance, where there is one, and the rewards of its steps."""
+        kept = None if self._instance is None else [self._calls.call(self._tool.state, self._instance)]
+        return {"instance": kept, "rewards": self._step_rewards}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._step_rewards = state["rewards"]
+        if state["instance"] is not None:
+            self._create()
+            self._calls.call(self._tool.restore, self._instance, state["instance"][0])
 
     def close(self) -> Mapping[str, float]:
         """Return its rewards as metrics; in verl, too, only the scorers decide the reward."""

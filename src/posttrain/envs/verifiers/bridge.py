@@ -1,7 +1,8 @@
 """The other side of the environment ``verifiers``: run by a Python of its own, which has that package and nothing of this one.
 
-Reads an episode from each line of standard input (JSON: env, options, training, number, base_url, api_key) and answers with a
-line on standard output: {"reward", "metrics", "stop", "row"} or {"failure"}. All other output goes to standard error.
+Reads an episode from each line of standard input (JSON: env, options, trained, max_turns, training, number, base_url, api_key)
+and answers with a line on standard output: {"reward", "metrics", "stop", "row"} or {"failure"}. All other output goes to
+standard error. Versions before 0.4 have ``load_environment``; tasksets of later ones are played by tasksets.py.
 """
 
 from __future__ import annotations
@@ -17,33 +18,44 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-KEY = "POSTTRAIN_EPISODE_KEY"
+KEY = "POSTTRAIN_EPISODE_API_KEY"
+TASKSETS = "posttrain_tasksets"
 _loaded: dict[str, Any] = {}
 
 
-def main() -> None:
+async def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # environments print
-    for line in sys.stdin:
+    # Harnesses of verifiers 0.4 are started with uv, which is installed beside the package
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    while line := await asyncio.to_thread(sys.stdin.readline):
         try:
-            answer = play(json.loads(line))
+            answer = await play(json.loads(line))
         except BaseException as error:  # noqa: BLE001 - someone's environment, which may also call sys.exit
             traceback.print_exc()
             answer = {"failure": f"{type(error).__name__}: {error}"[:1000]}
         answers.write(json.dumps(answer) + "\n")
+    if TASKSETS in sys.modules:
+        await sys.modules[TASKSETS].close()
 
 
-def play(episode: dict[str, Any]) -> dict[str, Any]:
+async def play(episode: dict[str, Any]) -> dict[str, Any]:
     """Play one rollout of the environment and score it with its rubric."""
-    config = client_config()
+    if isinstance(episode["env"], dict) or not has_load_environment():
+        try:
+            return dict(await tasksets().play(episode))
+        except ImportError as error:
+            if "verifiers" in str(error.name):
+                raise unknown_interface() from error  # verifiers.v1 of 0.3 was another one
+            raise
     env = environment(episode["env"], episode["options"])
     rows = env.get_dataset() if episode["training"] else env.get_eval_dataset()
     number = episode["number"] % len(rows)
     os.environ[KEY] = episode["api_key"]
-    client = config(api_base_url=episode["base_url"], api_key_var=KEY, max_retries=0)
+    client = client_config()(api_base_url=episode["base_url"], api_key_var=KEY, max_retries=0)
     if not hasattr(env, "run_rollout"):
         raise unknown_interface()
-    found = asyncio.run(env.run_rollout(rows[number], client, "policy", {}))
+    found = await env.run_rollout(rows[number], client, "policy", {})
     if found.get("error"):
         return {"failure": str(found["error"])[:1000]}
     metrics = {name: float(value) for name, value in (found.get("metrics") or {}).items() if _is_finite(value)}
@@ -53,6 +65,23 @@ def play(episode: dict[str, Any]) -> dict[str, Any]:
         "stop": str(found.get("stop_condition") or ""),
         "row": number,
     }
+
+
+def has_load_environment() -> bool:
+    """Return True for a verifiers before 0.4: later ones have their whole interface in ``verifiers.v1``."""
+    return importlib.util.find_spec("verifiers.types") is not None or importlib.util.find_spec("verifiers.v1") is None
+
+
+def tasksets() -> Any:
+    """Import tasksets.py, which stands beside this file: its folder is on no path."""
+    if TASKSETS not in sys.modules:
+        if importlib.util.find_spec("verifiers.v1") is None:
+            raise unknown_interface()
+        found = importlib.util.spec_from_file_location(TASKSETS, Path(__file__).with_name("tasksets.py"))
+        assert found is not None and found.loader is not None
+        sys.modules[TASKSETS] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[TASKSETS])
+    return sys.modules[TASKSETS]
 
 
 def client_config() -> Any:
@@ -67,7 +96,7 @@ def client_config() -> Any:
 def unknown_interface() -> TypeError:
     version = getattr(importlib.import_module("verifiers"), "__version__", "of this Python")
     return TypeError(
-        f"verifiers {version} has another interface than load_environment and run_rollout: install 0.1.9 to 0.3"
+        f"verifiers {version} has another interface than load_environment and run_rollout (0.1.9 to 0.3) and than tasksets (0.4)"
     )
 
 
@@ -107,4 +136,4 @@ def _is_finite(value: Any) -> bool:
 
 if __name__ == "__main__":
     sys.path = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).resolve().parent]
-    main()
+    asyncio.run(main())

@@ -33,7 +33,6 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"propert
 AGENTS = '''
 import json, os, signal, subprocess, time, urllib.request
 
-
 def ask(episode, messages, **more):
     body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
     request = urllib.request.Request(episode.base_url + "/chat/completions", body,
@@ -60,6 +59,14 @@ def caller(episode):
     call = choice["message"]["tool_calls"][0]
     messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}]
     ask(episode, messages, tools=tools)
+
+def rivals(episode):
+    """Two players of one policy at a time, of which one is trained."""
+    from concurrent.futures import ThreadPoolExecutor
+    names = ("policy", "policy-untrained")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: ask(episode, episode.messages, model=name), names))
+    return 1.0
 
 async def waits(episode):
     ask(episode, episode.messages)
@@ -377,6 +384,19 @@ def test_the_address_is_for_those_who_know_the_token() -> None:
         before = time.monotonic()
         listener.close()
     assert time.monotonic() - before < 2
+
+
+def test_the_policy_as_another_player_is_neither_trained_nor_counted(made: Callable[..., InTurns]) -> None:
+    played = made("rivals", max_turns=1)
+    played.env.begin(0, played.events.put)
+    first, other = played.next(), played.next()
+    found = {each.trained: each for each in (first, other)}
+    assert found[True].line != found[False].line  # although both say the same
+    assert found[True].messages == found[False].messages
+    for each in (first, other):
+        played.env.answer(each.turn, "yes", cut=False, prompt_tokens=1, response_tokens=1)
+    assert played.next() == EnvStep(done=True, stop="ended", reward=1.0)
+    assert played.env.close()["num_actions"] == 1
 
 
 # RFC 9112, 6.3: a length beside a coding, in either order, and lengths that differ
