@@ -144,7 +144,7 @@ class Gsm8k:
         self._reference = str(ground_truth)
 
     def state(self, instance: str) -> None:
-        """Nothing is kept but the reference, which is the row's."""
+        """Return no state: the reference is the row's."""
 
     def restore(self, instance: str, state: None) -> None: ...
 

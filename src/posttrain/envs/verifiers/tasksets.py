@@ -75,7 +75,8 @@ class Taskset:
         mended = {name: seats[name].model_copy(update={"model": OTHER}) for name in free if name != self.trained}
         seat = seats[self.trained]
         if max_turns is not None and (seat.max_turns is None or seat.max_turns > max_turns):
-            mended[self.trained] = seat.model_copy(update={"max_turns": max_turns})  # what is over then is scored
+            # So that the package ends the episode there, and scores it
+            mended[self.trained] = seat.model_copy(update={"max_turns": max_turns})
         self.config = config.model_copy(update=mended)
         self.env = load_environment(self.config)
         self._tasks: list[Any] = []
