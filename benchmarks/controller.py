@@ -24,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from weakref import WeakSet
 
 from step import REWARD
 
@@ -158,15 +159,16 @@ class Traffic:
     def __init__(self) -> None:
         self.step = 0
         self.bytes = {"to the driver": 0, "from the driver": 0}
+        self._read: WeakSet[Any] = WeakSet()  # arrays that the driver has fetched, which it does once
 
     def mib(self) -> dict[str, float]:
         return {way: count / 2**20 for way, count in self.bytes.items() if count}
 
     def listen(self) -> None:
         """Count what the runtime puts, sends and receives."""
-        from posttrain.backends.runtime.ray.cluster import Cluster
+        from posttrain.backends.runtime.ray.cluster import Cluster, RayArray
 
-        call, put, value = Cluster.call, Cluster.put, Cluster.value
+        call, put, value, read = Cluster.call, Cluster.put, Cluster.value, RayArray.read
 
         def counted_call(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
             self._count("from the driver", arguments)
@@ -181,6 +183,13 @@ class Traffic:
             self._count("to the driver", found)
             return found
 
+        def counted_read(array: Any) -> Any:
+            if array not in self._read:
+                self._read.add(array)
+                self._count("to the driver", read(array))
+            return read(array)
+
+        RayArray.read = counted_read  # type: ignore[method-assign]
         Cluster.call, Cluster.put, Cluster.value = counted_call, counted_put, counted_value  # type: ignore[method-assign]
 
     def _count(self, way: str, value: Any) -> None:

@@ -109,6 +109,7 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
             consumed=sampler.consumed,
             steps=under_way - 1,
             version=version,
+            over_rows=parts.roles.over_rows,
         )
         ended = sampler.end_step()
         schedule.flush()

@@ -154,7 +154,7 @@ def step_metrics(
     """The measurements of a step but for its times; the policy was at ``version`` when it began."""
     groups, learned, sent_bytes = done.selection.groups, done.learned, roles.weight_sync.sent_bytes
     return {
-        **measure(groups, learned.train, learned.stats),
+        **measure(groups, learned.train, learned.stats, roles.over_rows),
         **staleness_metrics(groups, version),
         **clock.throughput(sampled_tokens, learned.train, roles.work, epochs),
         **done.selection.metrics(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -67,7 +68,9 @@ OUTCOMES: Final = TypeAdapter(tuple[Outcome, ...])
 
 
 def trajectory_to_plain(trajectory: Trajectory) -> Any:
-    return TRAJECTORY.dump_python(trajectory, mode="json")
+    """Tokens and log-probs that lie in a store are read."""
+    whole = replace(trajectory, token_ids=tuple(trajectory.token_ids), logprobs=tuple(trajectory.logprobs))
+    return TRAJECTORY.dump_python(whole, mode="json")
 
 
 def trajectory_from_plain(plain: Any) -> Trajectory:

@@ -150,7 +150,8 @@ class Trajectory:
     """
 
     sample_id: str  # prompt id and sample number, e.g. "train.parquet:17/3"
-    # The response: sampled tokens, end tokens included, and an environment's answers in between.
+    # The response: sampled tokens, end tokens included, and an environment's answers in between. From a worker, these and the
+    # log-probs may lie in a store, in the form of records.stored_rows.StoredRow, which reads like a tuple.
     token_ids: tuple[int, ...]
     # Nats, one per token, of the distribution it was drawn from; 0 where it was not sampled.
     logprobs: tuple[float, ...]

@@ -153,6 +153,7 @@ def _row(group: TrajectoryGroup) -> dict[str, Any]:
         "prompt_token_ids": prompt.token_ids,
         "responses": [
             {name: getattr(one, name) for name in _FIELDS}
+            | {"token_ids": tuple(one.token_ids), "logprobs": tuple(one.logprobs)}
             | {"stop_reason": str(one.stop_reason), "version_spans": one.version_spans}
             for one in group.trajectories
         ],

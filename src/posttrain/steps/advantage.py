@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,26 +57,35 @@ def with_advantages(
 
 
 def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: AdvantagePlan) -> dict[str, Any]:
-    """Everything that an estimator may name as a positional parameter; None or absent: not computed in this run.
+    """Everything that an estimator may name as a positional parameter; None or absent: not computed in this run, or, of numbers
+    per token that are made here, not named by this one.
 
     Tokens that rollout correction has rejected count as not sampled, for estimators as for the loss.
     """
     batch, scored = shaped.sequences, shaped.scored
     mask = shaped.logprobs.kept(batch.response_mask)
-    token_rewards = rewards_on_kept_tokens(shaped)
-    if plan.whiten_rewards:  # most tokens have reward 0, and get the same small offset
-        token_rewards = whiten_parts(token_rewards, mask & scored.valid[:, None], scored.part_index)
+
+    def token_rewards() -> Tensor:
+        rewards = rewards_on_kept_tokens(shaped)
+        if not plan.whiten_rewards:
+            return rewards
+        # most tokens have reward 0, and get the same small offset
+        return whiten_parts(rewards, mask & scored.valid[:, None], scored.part_index)
+
+    of_tokens: dict[str, Callable[[], Tensor]] = {  # [B, T]
+        "token_rewards": token_rewards,  # ``rewards`` on tokens
+        "token_scores": lambda: torch.where(
+            batch.last_tokens, scored.rewards[:, None], 0.0
+        ),  # as scored, on the last one
+        "response_tokens": lambda: batch.tokens[:, batch.prompt_width :],
+        "turn_begins": lambda: batch.turn_begins,
+    }
     return {
         "rewards": shaped.rewards,  # [B], normalised and clipped, less the KL
-        "token_rewards": token_rewards,  # [B, T], the same on tokens
-        # [B, T], as scored, on the last sampled token
-        "token_scores": torch.where(batch.last_tokens, scored.rewards[:, None], 0.0),
         "reward_terms": scored.reward_terms,  # name -> [B], as scored
         "valid": scored.valid,  # [B]
         "group_index": batch.group_index,  # [B]
         "response_mask": mask,  # [B, T]
-        "response_tokens": batch.tokens[:, batch.prompt_width :],  # [B, T]
-        "turn_begins": batch.turn_begins,  # [B, T]
         "old_logprobs": shaped.logprobs.old,  # [B, T]
         "values": values,  # [B, T]
         "episode_rewards": shaped.rewards,  # [B]
@@ -84,6 +93,7 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
         "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),
         "trajectory_index": batch.trajectory_index,  # [B]
         "step_index": batch.step_index,  # [B]
+        **{name: of_tokens[name]() for name in inputs_of(plan) if name in of_tokens},
         **scored.extras,
     }
 

@@ -11,31 +11,37 @@ from torch import Tensor
 
 from posttrain.algos.statistics import explained_variance, masked_mean
 from posttrain.asynchrony.ledger import Entry
+from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
+from posttrain.records.stored_rows import digest_of
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
 
 GAP_THRESHOLD = 0.1  # nats
 
 
-def measure(groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStats) -> dict[str, float]:
+def measure(
+    groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStats, over_rows: RowWork = in_this_process
+) -> dict[str, float]:
     """All metrics of a step but its times."""
     return {
         **reward_metrics(groups),
         **length_metrics(groups),
         **episode_metrics(groups),
-        **learning_metrics(batch, update),
+        **learning_metrics(batch, update, over_rows),
     }
 
 
-def learning_metrics(batch: TrainBatch, update: UpdateStats) -> dict[str, float]:
+def learning_metrics(batch: TrainBatch, update: UpdateStats, over_rows: RowWork = in_this_process) -> dict[str, float]:
     """Metrics of advantages, critic, sampler gap, correction and updates."""
     return {
         **advantage_metrics(batch),
         **divergence_metrics(batch),
         **critic_metrics(batch),
-        **gap_metrics(batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask),
+        **gap_metrics(
+            batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask, over_rows
+        ),
         **correction_metrics(batch.sequences.response_mask, batch.logprobs),
         **update.metrics,
     }
@@ -86,6 +92,7 @@ def asynchrony_metrics(
     consumed: Sequence[Entry],
     steps: int,
     version: int,
+    over_rows: RowWork = in_this_process,
 ) -> dict[str, float]:
     """Staleness of the groups that a step trained, and the distance between the policies that sampled and the one that learned.
 
@@ -105,11 +112,15 @@ def asynchrony_metrics(
         "async/staleness_steps_max": float(max(ages, default=0)),
         **{f"async/staleness_share/{age}": each / count for age, each in sorted(ages.items())},
         **{f"async/token_share/{age}": each / max(tokens.total(), 1) for age, each in sorted(tokens.items())},
-        **off_policy_metrics(train.sequences.rollout_logprobs, update.trainer_logprobs, train.sequences.response_mask),
+        **off_policy_metrics(
+            train.sequences.rollout_logprobs, update.trainer_logprobs, train.sequences.response_mask, over_rows
+        ),
     }
 
 
-def off_policy_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor) -> dict[str, float]:
+def off_policy_metrics(
+    rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor, over_rows: RowWork = in_this_process
+) -> dict[str, float]:
     """Effective sample size and chi-squared divergence of the tokens, by w = pi_trainer / pi_sampler.
 
     Share of effective tokens: (sum w)^2 / (n x sum w^2), 1 where both policies agree. chi2: mean of w^2, less 1.
@@ -117,21 +128,30 @@ def off_policy_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None
     Args: rollout_logprobs [B, T] nats; trainer_logprobs [n, T] nats, of the first n rows, None when the trainer computed
         none; mask [B, T] bool.
     """
-    if trainer_logprobs is None or not mask[: len(trainer_logprobs)].any():
+    if trainer_logprobs is None:
         return {}
     rows = slice(len(trainer_logprobs))
-    weights = (trainer_logprobs - rollout_logprobs[rows]).masked_select(mask[rows]).double().clamp(-20.0, 20.0).exp()
-    square = weights.square().mean()
+    found = over_rows(weights_of_rows, rollout_logprobs[rows], trainer_logprobs, mask[rows])
+    tokens, weights, squares = found.sum(dim=0).tolist()
+    if not tokens:
+        return {}
     return {
-        "async/effective_token_share": (weights.mean().square() / square).item(),
-        "async/chi2": square.item() - 1.0,
+        "async/effective_token_share": weights * weights / (tokens * squares),
+        "async/chi2": squares / tokens - 1.0,
     }
+
+
+def weights_of_rows(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Count the tokens of each row, and add up their w (see ``off_policy_metrics``) and w^2, [B, 3] float64."""
+    log_weights = torch.where(mask, trainer_logprobs - rollout_logprobs, 0.0).double().clamp(-20.0, 20.0)
+    weights = torch.where(mask, log_weights.exp(), 0.0)
+    return torch.stack([mask.sum(dim=1).double(), weights.sum(dim=1), weights.square().sum(dim=1)], dim=1)
 
 
 def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
     lengths = [trajectory.sampled_tokens for trajectory in trajectories]
-    texts = Counter(tuple(trajectory.token_ids) for trajectory in trajectories)
+    texts = Counter(digest_of(trajectory.token_ids) for trajectory in trajectories)
     prompts = [len(group.group.first_prompt) for group in groups]
     cut = sum(trajectory.stop_reason is StopReason.LENGTH for trajectory in trajectories)
     # By id, because a filter may copy groups.
@@ -215,7 +235,9 @@ def critic_metrics(batch: TrainBatch) -> dict[str, float]:
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
 
-def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor) -> dict[str, float]:
+def gap_metrics(
+    rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask: Tensor, over_rows: RowWork = in_this_process
+) -> dict[str, float]:
     """Distance of the sampler's log-probs from the trainer's, for the same tokens and weights.
 
     Args: rollout_logprobs [B, T] nats; trainer_logprobs [n, T] nats, of the first n rows, None when the trainer computed
@@ -224,14 +246,21 @@ def gap_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor | None, mask:
     if trainer_logprobs is None:
         return {}
     rows = slice(len(trainer_logprobs))
-    gap = (rollout_logprobs[rows] - trainer_logprobs).masked_select(mask[rows]).abs()
-    if not len(gap):  # every episode has failed before its first token
+    found = over_rows(gaps_of_rows, rollout_logprobs[rows], trainer_logprobs, mask[rows])
+    tokens, gaps, above = found[:, :3].sum(dim=0).tolist()
+    if not tokens:  # every episode has failed before its first token
         return {}
-    return {
-        "gap/mean": gap.mean().item(),
-        "gap/max": gap.max().item(),
-        "gap/share_above": (gap > GAP_THRESHOLD).float().mean().item(),
-    }
+    return {"gap/mean": gaps / tokens, "gap/max": found[:, 3].max().item(), "gap/share_above": above / tokens}
+
+
+def gaps_of_rows(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Count the tokens of each row, add up their gaps, count those above the threshold, and find the largest, [B, 4] float64."""
+    gaps = torch.where(mask, (rollout_logprobs - trainer_logprobs).abs(), 0.0)
+    above = (gaps > GAP_THRESHOLD).sum(dim=1)
+    return torch.stack(
+        [mask.sum(dim=1).double(), gaps.sum(dim=1, dtype=torch.float64), above.double(), gaps.amax(dim=1).double()],
+        dim=1,
+    )
 
 
 def correction_metrics(mask: Tensor, correction: TrainerLogprobs) -> dict[str, float]:

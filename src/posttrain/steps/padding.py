@@ -1,4 +1,5 @@
-"""Rows of samples as tensors: prompts right-aligned to the longest, responses left-aligned to the longest."""
+"""Rows of samples as tensors: prompts right-aligned to the longest, responses left-aligned to the longest. Tokens and log-probs
+that lie in a store are not read for it."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.samples import SampleRow
+from posttrain.records.stored_tensors import padded
 from posttrain.steps.recorded_experts import recorded_experts
 
 
@@ -21,22 +23,20 @@ def pad(rows: Sequence[SampleRow], sources: tuple[str, ...] = ()) -> SequenceBat
     prompt_width = int(prompts.max())
     # At least a column: every episode of a step may have failed before its first token.
     response_width = max(1, int(lengths.max()))
-    read = torch.arange(-prompt_width, 0) >= -prompts[:, None]
     sampled = torch.arange(response_width) < lengths[:, None]
-    tokens = torch.zeros(len(rows), prompt_width + response_width, dtype=torch.int64)
-    logprobs = torch.zeros(len(rows), response_width)
-    fill(tokens, torch.cat([read, sampled], dim=1), (ids for row in rows for ids in (row.prompt, row.sample.token_ids)))
+    responses = [row.sample.token_ids for row in rows], torch.full_like(prompts, prompt_width)
+    read = [row.prompt for row in rows], prompt_width - prompts
+    logprobs = [row.sample.logprobs for row in rows], torch.zeros_like(prompts)
     mask = sampled
     if any(row.sample.response_mask for row in rows):
         mask = torch.zeros_like(sampled)
         fill(mask, sampled, (row.sample.sampled_mask for row in rows))
-    fill(logprobs, sampled, (row.sample.logprobs for row in rows))
     return SequenceBatch(
-        tokens=tokens,
+        tokens=padded(read, responses, width=prompt_width + response_width, dtype=torch.int64),
         experts=recorded_experts(rows, prompt_width, response_width),
         prompt_lengths=prompts,
         response_mask=mask,
-        rollout_logprobs=logprobs,
+        rollout_logprobs=padded(logprobs, width=response_width, dtype=torch.float32),
         group_index=torch.tensor([row.group for row in rows]),
         trajectory_index=torch.tensor([row.trajectory for row in rows]),
         sample_ids=tuple(row.sample.sample_id for row in rows),

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.backends.runtime.ray.columns import from_columns, to_columns
+from posttrain.backends.runtime.ray.columns import from_columns, stored, to_columns
 from posttrain.backends.runtime.ray.worker import PackedGroups
+from posttrain.records.stored_rows import HeldArray, StoredRow, digest_of
 from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
 
 
@@ -75,3 +76,19 @@ def test_recorded_experts_come_back() -> None:
 def test_groups_keep_their_numbers_and_sizes() -> None:
     groups = [((4, 1), (response(sample_id="b/0"), response((), ()))), ((4, 0), ()), ((4, 2), (FULL,))]
     assert PackedGroups.of(groups).unpacked() == groups
+
+
+def test_stored_columns_hold_places_and_read_the_same() -> None:
+    given_ones = [FULL, response(), response((9,), (-1.5,)), response((), ())]
+    kept: list[HeldArray] = []
+
+    def keep(array: Any) -> HeldArray:
+        kept.append(HeldArray(array))
+        return kept[-1]
+
+    found = from_columns(stored(to_columns(given_ones), keep))
+    assert found == given_ones and repr(found) == repr(given_ones)
+    assert len(kept) == 2  # token ids, log-probs
+    for one, expected in zip(found, given_ones, strict=True):
+        assert isinstance(one.token_ids, StoredRow) and isinstance(one.logprobs, StoredRow)
+        assert one.token_ids.digest == digest_of(expected.token_ids)

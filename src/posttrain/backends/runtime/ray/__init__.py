@@ -26,6 +26,7 @@ from posttrain.backends.runtime.ray.proxies import (
     RemoteRewardLearner,
     RemoteRewardModel,
     RemoteScorer,
+    RowWorkers,
 )
 from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
@@ -305,6 +306,7 @@ class _Start:
             rollout=rollout,
             weight_sync=sync,
             crew=crew,
+            over_rows=RowWorkers(trainers),
             beside=rollout if isinstance(rollout, RemoteRollout) and rollout.workers is not trainers else None,
             reference=self._reference(of["reference"], config) if asks_reference else None,
             teachers=self._teachers(of),

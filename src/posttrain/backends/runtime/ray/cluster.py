@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import (
     GetTimeoutError,
     ObjectStoreFullError,
@@ -202,19 +203,8 @@ class Cluster:
         return getattr(handle, method).remote(*arguments)
 
     def put(self, value: Any) -> Any:
-        """A promise of a value that lies in shared memory until the promise is forgotten.
-
-        Raises: RunStopped when neither shared memory nor the disk that Ray falls back to has room for it.
-        """
-        try:
-            return ray.put(value)
-        except (ObjectStoreFullError, OutOfDiskError) as error:
-            held = ray.cluster_resources().get("object_store_memory", 0.0) / 2**20
-            raise RunStopped(
-                f"Ray's object store ({held:,.0f} MiB in the whole cluster) has no room for a batch on its way to the workers, "
-                f"nor has the disk that it falls back to: {str(error).splitlines()[0]}. Make room in /dev/shm and in Ray's "
-                "temporary folder, start the cluster with a larger --object-store-memory, or give a step fewer sequences"
-            ) from error
+        """A promise of a value that lies in shared memory until the promise is forgotten. Raises: as ``put``."""
+        return put(value)
 
     def ready(self, promises: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one."""
@@ -262,6 +252,47 @@ class Cluster:
             ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def put(value: Any) -> Any:
+    """A promise of a value that lies in shared memory until the promise is forgotten, and is lost with this process.
+
+    Raises: RunStopped when neither shared memory nor the disk that Ray falls back to has room for it.
+    """
+    try:
+        return ray.put(value)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        held = ray.cluster_resources().get("object_store_memory", 0.0) / 2**20
+        raise RunStopped(
+            f"Ray's object store ({held:,.0f} MiB in the whole cluster) has no room for a batch, "
+            f"nor has the disk that it falls back to: {str(error).splitlines()[0]}. Make room in /dev/shm and in Ray's "
+            "temporary folder, start the cluster with a larger --object-store-memory, or give a step fewer sequences"
+        ) from error
+
+
+class RayArray:
+    """See records.stored_rows.StoredArray: an array in Ray's object store. Args: promise of it."""
+
+    def __init__(self, promise: Any):
+        self._promise = promise
+        self._values: NDArray[Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayArray, (self._promise,)
+
+    def read(self) -> NDArray[Any]:
+        """Raises: RunStopped where the array is lost."""
+        if self._values is None:
+            try:
+                self._values = ray.get(self._promise)
+            except RayError as error:
+                raise RunStopped(f"a part of the batch is lost: {str(error).splitlines()[0]}") from error
+        return self._values
+
+
+def store(values: NDArray[Any]) -> RayArray:
+    """Put an array into the object store. Raises: as ``put``."""
+    return RayArray(put(values))
 
 
 def worker_environment(threads: int, cuda: bool) -> dict[str, str]:

@@ -1,15 +1,20 @@
-"""Responses as columns: the tokens of many in two arrays, so that no message between processes is pickled token by token."""
+"""Responses as columns: the tokens of many in two arrays, so that no message between processes is pickled token by token.
+
+The arrays may lie in the object store instead, so that the driver knows of the tokens where they are, and no more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
-from itertools import accumulate, chain, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from posttrain.records.stored_rows import StoredArray, StoredRow, digest_of
+from posttrain.records.stored_tensors import in_arrays
 from posttrain.records.trajectories import Trajectory
 
 _TOKENS = ("token_ids", "logprobs")
@@ -21,12 +26,31 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StoredColumn:
+    """A column in the object store, and where the stretch of each trajectory is."""
+
+    arrays: tuple[StoredArray, ...]
+    numbers: NDArray[np.int32]  # [n], of its array
+    starts: NDArray[np.int64]  # [n]
+    digests: tuple[bytes, ...]  # n of token ids; () of log-probs
+
+    def rows(self, lengths: NDArray[np.int64]) -> list[StoredRow]:
+        places = zip(self.numbers.tolist(), self.starts.tolist(), lengths.tolist(), strict=True)
+        digests = self.digests or repeat(b"")
+        return [
+            StoredRow(self.arrays[n], start, length, digest)
+            for (n, start, length), digest in zip(places, digests, strict=False)
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """Trajectories, in order. The values of the columns come back bit for bit."""
 
     lengths: NDArray[np.int64]  # [n, 2], token ids and log-probs of each
-    token_ids: NDArray[Any]  # of one after the other; int32 where all fit
-    logprobs: NDArray[Any]  # in the same order, nats; float32 where that loses nothing
+    # Of one after the other: int32 where all fit; nats, float32 where that loses nothing
+    token_ids: NDArray[Any] | StoredColumn
+    logprobs: NDArray[Any] | StoredColumn
     # The other fields, n values each; a field that has its default in all of them is absent
     others: dict[str, list[Any]]
 
@@ -44,19 +68,45 @@ def to_columns(trajectories: Sequence[Trajectory]) -> Columns:
     )
 
 
+def stored(columns: Columns, keep: Callable[[NDArray[Any]], StoredArray]) -> Columns:
+    """The same trajectories with their tokens and log-probs in a store. Args: keep puts an array there."""
+    token_ids, logprobs = columns.token_ids, columns.logprobs
+    assert isinstance(token_ids, np.ndarray) and isinstance(logprobs, np.ndarray), "columns are stored once"
+    bounds = pairwise(accumulate(columns.lengths[:, 0].tolist(), initial=0))
+    digests = tuple(digest_of(token_ids[start:end]) for start, end in bounds)
+    return replace(
+        columns,
+        token_ids=_stored(token_ids, columns.lengths[:, 0], keep, digests),
+        logprobs=_stored(logprobs, columns.lengths[:, 1], keep),
+    )
+
+
+def _stored(
+    flat: NDArray[Any],
+    lengths: NDArray[np.int64],
+    keep: Callable[[NDArray[Any]], StoredArray],
+    digests: tuple[bytes, ...] = (),
+) -> StoredColumn:
+    arrays, numbers, starts = in_arrays(flat, lengths)
+    return StoredColumn(tuple(map(keep, arrays)), numbers, starts, digests)
+
+
 def from_columns(columns: Columns) -> list[Trajectory]:
-    token_ids, logprobs = columns.token_ids.tolist(), columns.logprobs.tolist()
-    ids_end = list(accumulate(columns.lengths[:, 0].tolist(), initial=0))
-    logprobs_end = list(accumulate(columns.lengths[:, 1].tolist(), initial=0))
+    """The trajectories. Those of stored columns have rows in the store (records.stored_rows) for tuples."""
     rows = zip(*columns.others.values(), strict=True)
+    values = (_values(columns.token_ids, columns.lengths[:, 0]), _values(columns.logprobs, columns.lengths[:, 1]))
     return [
-        Trajectory(
-            token_ids=tuple(token_ids[start:end]),
-            logprobs=tuple(logprobs[first:last]),
-            **dict(zip(columns.others, row, strict=True)),
-        )
-        for (start, end), (first, last), row in zip(pairwise(ids_end), pairwise(logprobs_end), rows, strict=True)
+        Trajectory(token_ids=token_ids, logprobs=logprobs, **dict(zip(columns.others, row, strict=True)))
+        for token_ids, logprobs, row in zip(*values, rows, strict=True)
     ]
+
+
+def _values(column: NDArray[Any] | StoredColumn, lengths: NDArray[np.int64]) -> list[Any]:
+    """The numbers of each trajectory, in the form of a tuple or of what reads like one."""
+    if isinstance(column, StoredColumn):
+        return column.rows(lengths)
+    plain = column.tolist()
+    return [tuple(plain[start:end]) for start, end in pairwise(accumulate(lengths.tolist(), initial=0))]
 
 
 def _narrow(values: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:

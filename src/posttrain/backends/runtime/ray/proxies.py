@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, 
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
+from posttrain.records.stored_tensors import StoredTensor, concatenated
 from posttrain.records.trajectories import Outcome, TrajectoryGroup
 
 
@@ -47,10 +49,30 @@ class RemoteScorer:
             loads = (batch.prompt_lengths + batch.response_lengths).tolist()
             parts = balanced_parts(loads, ranks)
             shares = [(to_plain(batch.rows(rows)), self.role, method, *arguments) for rows in parts]
-            scored = torch.cat([from_plain(each) for each in self.workers.scatter("score_share", shares, what=what)])
+            scored = [from_plain(each) for each in self.workers.scatter("score_share", shares, what=what)]
+            together = (
+                concatenated(scored) if all(isinstance(each, StoredTensor) for each in scored) else torch.cat(scored)
+            )
             order = torch.tensor([row for rows in parts for row in rows])
-            return scored[order.argsort()]
+            return together[order.argsort()]
         return _score(self.workers, self.role, method, batch, arguments, what)
+
+
+class RowWorkers:
+    """See interfaces.row_work.RowWork. Rows of stored tensors are shared out among the workers; others are computed here."""
+
+    def __init__(self, workers: WorkerGroup):
+        self._workers = workers
+
+    def __call__(self, of: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        if not any(isinstance(each, StoredTensor) for each in tensors):
+            return of(*tensors)
+        count = len(tensors[0])
+        ranks = min(len(self._workers.members), count)
+        bounds = pairwise(count * rank // ranks for rank in range(ranks + 1))
+        shares = [self._workers.shelf.place([each[start:end] for each in tensors]) for start, end in bounds]
+        asked = [(of, share.record, *share.arrays) for share in shares]
+        return torch.cat([from_plain(each) for each in self._workers.scatter("rows_of", asked, what=of.__name__)])
 
 
 def _score(

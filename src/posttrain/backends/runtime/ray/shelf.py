@@ -1,7 +1,9 @@
 """The tensors of a step in Ray's object store, each put there once, and the records of which they are parts.
 
 Ray hands a worker the arrays without a copy, from memory that the processes of a node share: a rank copies the rows that it
-computes, and no others. A mini-batch of neighbouring rows is a range of the arrays of its batch, and puts nothing.
+computes, and no others. A mini-batch of neighbouring rows is a range of the arrays of its batch, and puts nothing. What workers
+have put there (records.stored_tensors) is passed on as it is, and masks and what is equal for all tokens of a response travel
+as a number and a length per row.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from posttrain.backends.runtime.ray.cluster import RayArray
 from posttrain.backends.runtime.ray.wire import PlainRecord, map_plain
+from posttrain.records.stored_rows import HeldArray, StoredArray
+from posttrain.records.stored_tensors import StoredTensor, runs_of
 
 SMALLEST = 1 << 16  # bytes; smaller arrays travel with their record
 # Of a step's token: ids and versions 8 each; log-probs of sampler, policy and reference, advantages, values and returns 4 each;
@@ -48,12 +54,13 @@ class Shelved:
 class Shelf:
     """The tensors that lie in the store. A tensor leaves it with its last reference in this process; an edited one is put again.
 
-    Args: put gives a promise of a value.
+    Args: put gives a promise of a value; ``kept`` makes a stored array of the promise of an array.
     """
 
-    def __init__(self, put: Callable[[Any], Any]):
-        self._put = put
-        self._promises: Any = WeakTensorKeyDictionary()
+    def __init__(self, put: Callable[[Any], Any], kept: Callable[[Any], StoredArray] = RayArray):
+        self._put, self._kept = put, kept
+        self._forms: Any = WeakTensorKeyDictionary()
+        self._arrays: WeakKeyDictionary[StoredArray, StoredArray] = WeakKeyDictionary()
 
     def place(self, value: Any) -> Shelved:
         """Put a record, a mapping or a sequence of them into the store, but for the tensors that are there."""
@@ -61,23 +68,46 @@ class Shelf:
         numbers: dict[int, int] = {}  # by id of the tensor
 
         def plain(tensor: Tensor) -> Any:
+            if isinstance(tensor, StoredTensor):
+                return tensor.with_arrays(self._outside)
             if tensor.nbytes < SMALLEST:
                 return tensor.detach().numpy()
             whole, start = _source(tensor)
+            form = self._form(whole)
+            if isinstance(form, StoredTensor) and not _are_rows(tensor, whole, start):
+                whole, start, form = tensor, 0, self._form(tensor)
+            if isinstance(form, StoredTensor):
+                first = start // form.shape[1]
+                return form.rows(slice(first, first + len(tensor))).with_arrays(self._outside)
             if id(whole) not in numbers:
                 numbers[id(whole)] = len(arrays)
-                arrays.append(self._promise(whole))
+                arrays.append(form)
             return Range(numbers[id(whole)], start, tuple(tensor.shape))
 
         record = map_plain(value, plain)
         return Shelved(self._put(record), tuple(arrays))
 
-    def _promise(self, tensor: Tensor) -> Any:
-        version, promise = self._promises.get(tensor, (None, None))
+    def _form(self, tensor: Tensor) -> Any:
+        """The tensor as runs, where it is nothing else; a promise of its values otherwise."""
+        version, form = self._forms.get(tensor, (None, None))
         if version != tensor._version:
-            promise = self._put(tensor.detach().reshape(-1).numpy())
-            self._promises[tensor] = tensor._version, promise
-        return promise
+            form = runs_of(tensor) if tensor.ndim == 2 else None
+            form = self._put(tensor.detach().reshape(-1).numpy()) if form is None else form
+            self._forms[tensor] = tensor._version, form
+        return form
+
+    def _outside(self, array: StoredArray) -> StoredArray:
+        """The array where workers can read it: a large one of this process is put into the store."""
+        if not isinstance(array, HeldArray) or array.read().nbytes < SMALLEST:
+            return array
+        if array not in self._arrays:
+            self._arrays[array] = self._kept(self._put(array.read()))
+        return self._arrays[array]
+
+
+def _are_rows(tensor: Tensor, whole: Tensor, start: int) -> bool:
+    """Tell whether a stretch of a tensor, from its value ``start`` on, is whole rows of it."""
+    return tensor.shape[1:] == whole.shape[1:] and start % whole.shape[1] == 0
 
 
 def _source(tensor: Tensor) -> tuple[Tensor, int]:
@@ -112,7 +142,7 @@ def _restored(value: Any, tensor: Callable[[Any], Any]) -> Any:
         return value.kind(**{name: _restored(each, tensor) for name, each in value.values.items()})
     if isinstance(value, dict):
         return {key: _restored(each, tensor) for key, each in value.items()}
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple) and set(map(type, value)) != {str}:
         return type(value)(_restored(each, tensor) for each in value)
     return tensor(value)
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.records.stored_tensors import StoredTensor
+
 
 @dataclass(frozen=True, slots=True)
 class PlainRecord:
@@ -20,8 +22,9 @@ class PlainRecord:
 
 
 def to_plain(value: Any) -> Any:
-    """Arrays for tensors (which must be on the CPU), in records, mappings, lists and tuples; everything else as it is."""
-    return map_plain(value, lambda tensor: tensor.detach().numpy())
+    """Arrays for tensors (which must be on the CPU), in records, mappings, lists and tuples; everything else as it is, stored
+    tensors too."""
+    return map_plain(value, lambda each: each if isinstance(each, StoredTensor) else each.detach().numpy())
 
 
 def map_plain(value: Any, plain_form: Callable[[Tensor], Any]) -> Any:
@@ -49,7 +52,8 @@ def _inside(value: Any, change: Any) -> Any:
     if isinstance(value, Mapping):
         changed: Any = {key: change(each) for key, each in value.items()}
         return changed if any(changed[key] is not value[key] for key in changed) else value
-    if type(value) in (list, tuple):
+    # Names of all rows are many
+    if type(value) in (list, tuple) and set(map(type, value)) != {str}:
         changed = type(value)(change(each) for each in value)
         return changed if any(new is not old for new, old in zip(changed, value, strict=True)) else value
     return value

@@ -16,15 +16,19 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from numpy.typing import NDArray
+
 from posttrain import errors
-from posttrain.backends.runtime.ray.columns import Columns, from_columns, to_columns
+from posttrain.backends.runtime.ray.columns import Columns, from_columns, stored, to_columns
 from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
 from posttrain.processes import proc
+from posttrain.records.stored_rows import StoredArray
 from posttrain.records.trajectories import Trajectory
 
 # Finished: the driver's number of the call and the prompt's number in it, and the responses.
 Groups = list[tuple[tuple[int, int], tuple[Trajectory, ...]]]
+Keep = Callable[[NDArray[Any]], StoredArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,11 @@ class PackedGroups:
     responses: Columns
 
     @classmethod
-    def of(cls, groups: Groups) -> PackedGroups:
-        responses = [each for _, trajectories in groups for each in trajectories]
-        return cls([number for number, _ in groups], [len(each) for _, each in groups], to_columns(responses))
+    def of(cls, groups: Groups, keep: Keep | None = None) -> PackedGroups:
+        """Args: keep puts an array into the object store, where the tokens are to lie; None: they go along."""
+        columns = to_columns([each for _, trajectories in groups for each in trajectories])
+        columns = stored(columns, keep) if keep and groups else columns
+        return cls([number for number, _ in groups], [len(each) for _, each in groups], columns)
 
     def unpacked(self) -> Groups:
         responses = iter(from_columns(self.responses))
@@ -82,6 +88,7 @@ class Outbox:
     tokens: int = 0
     groups: Groups = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    keep: Keep | None = None  # puts the tokens of groups into the object store; None: they go to the driver
     given_up: bool = False  # the samples in progress are no longer needed
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -103,13 +110,13 @@ class Outbox:
     def take_groups(self) -> PackedGroups:
         with self.lock:
             found, self.groups = self.groups, []
-        return PackedGroups.of(found)
+        return PackedGroups.of(found, self.keep)
 
     def take(self) -> tuple[int, PackedGroups, list[str]]:
         with self.lock:
             tokens, groups, notices = self.tokens, self.groups, self.notices
             self.tokens, self.groups, self.notices = 0, [], []
-        return tokens, PackedGroups.of(groups), notices
+        return tokens, PackedGroups.of(groups, self.keep), notices
 
 
 class Worker:

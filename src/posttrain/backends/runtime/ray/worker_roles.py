@@ -12,25 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.backends.runtime.ray.cluster import store
 from posttrain.backends.runtime.ray.columns import Columns, to_columns
 from posttrain.backends.runtime.ray.led_stream import LedStream
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.shelf import taken_down
 from posttrain.backends.runtime.ray.started_roles import Starter, WorkerAssignment
 from posttrain.backends.runtime.ray.taking import Taker
-from posttrain.backends.runtime.ray.wire import from_plain, to_plain
+from posttrain.backends.runtime.ray.wire import from_plain, map_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
-from posttrain.records.batches import LossCounts
+from posttrain.records.batches import LossCounts, SequenceBatch
 from posttrain.records.notices import Notices
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
+from posttrain.records.stored_tensors import stored_rows
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 from posttrain.run.profile import Recording
@@ -62,6 +65,8 @@ class WorkerRoles:
         self._writers: dict[str, Callable[[Path], None]] = {}
         self._started = Starter(config, assignment, self.tokenizer, self.notices).start()
         self.roles = self._started.engines
+        if "policy" in assignment.roles:  # a sampler beside it can be lost, and what it has stored with it
+            outbox.keep = store
 
     @property
     def sender(self) -> Sender:
@@ -90,20 +95,28 @@ class WorkerRoles:
         return getattr(self.roles[role], method)()
 
     def score_share(self, batch: Any, role: str, method: str, *arguments: float) -> Any:
-        """Call a method that gives [B, T] for this rank's own SequenceBatch; both as plain values."""
+        """Call a method that gives [B, T] for this rank's own SequenceBatch, a plain value; the result is stored."""
         self._started.take_turn(role)
-        return self._reported(getattr(self.roles[role], method)(from_plain(batch), *arguments))
+        rows = from_plain(batch)
+        found = getattr(self.roles[role], method)(rows, *arguments)
+        return self._reported(_in_store(found, rows.response_lengths))
 
     def score(self, batch: Any, role: str, method: str, arguments: Sequence[float], *arrays: Any) -> Any:
-        """Call a method that gives [B, T] for the SequenceBatch of all ranks (see shelf); the result as a plain value."""
+        """Call a method that gives [B, T] for the SequenceBatch of all ranks (see shelf); the result is stored by the first."""
         self._started.take_turn(role)
-        return self._reported(getattr(self.roles[role], method)(taken_down(batch, arrays), *arguments))
+        rows = taken_down(batch, arrays)
+        found = getattr(self.roles[role], method)(rows, *arguments)
+        return self._answer(found, rows)
+
+    def rows_of(self, of: Callable[..., Tensor], tensors: Any, *arrays: Any) -> Any:
+        """Compute a function of this rank's rows of tensors (see shelf), [b, ...]; the result as a plain value."""
+        return to_plain(of(*taken_down(tensors, arrays)))
 
     def divergence(self, asked: Any, plan: DistillationPlan, *arrays: Any) -> Any:
         """Measure the divergence of the policy from its teachers, for a SequenceBatch and the teachers' answers (see shelf)."""
         self._started.take_turn("policy")
         batch, answers = taken_down(asked, arrays)
-        return self._reported(self.roles["policy"].divergence(batch, answers, plan))
+        return self._answer(self.roles["policy"].divergence(batch, answers, plan), batch)
 
     def learn(
         self,
@@ -113,9 +126,10 @@ class WorkerRoles:
         counts: LossCounts,
         *arrays: Any,
     ) -> Any:
-        """Run forward and backward over a TrainBatch (see shelf); the result as a plain value."""
+        """Run forward and backward over a TrainBatch (see shelf); what it reports of tokens is stored by the first rank."""
         self._started.take_turn(role)
-        return self._reported(self.roles[role].forward_backward(taken_down(batch, arrays), loss, counts))
+        rows = taken_down(batch, arrays)
+        return self._answer(self.roles[role].forward_backward(rows, loss, counts), rows.sequences)
 
     def move_reference(self, mix: float) -> None:
         self._started.take_turn("policy", "reference")
@@ -215,11 +229,24 @@ class WorkerRoles:
         engine: RolloutEngine = self.roles["rollout"]
         return engine
 
+    def _answer(self, result: Any, batch: SequenceBatch) -> Any:
+        """Return the first rank's result, with what it holds of every token in the store; None from the others."""
+        return self._reported(_in_store(result, batch.response_lengths)) if self._rank == 0 else None
+
     def _reported(self, result: Any) -> Any:
         """Return a result as a plain value, and put the notices for people into the outbox."""
         if self._rank == 0:
             self.outbox.add_notices(self.notices.take())
         return to_plain(result)
+
+
+def _in_store(result: Any, lengths: Tensor) -> Any:
+    """Put the [B, T] tensors of a result into the object store. Args: lengths [B] of the responses, 0 behind which they are."""
+
+    def kept(tensor: Tensor) -> Any:
+        return stored_rows(tensor, lengths, store) if tensor.ndim == 2 and len(tensor) == len(lengths) else tensor
+
+    return from_plain(map_plain(result, kept))
 
 
 def _enter_folders(assignment: WorkerAssignment) -> None:

@@ -1,0 +1,75 @@
+"""Values of responses that lie outside of this process, in an object store; read when somebody looks into them.
+
+A worker that samples puts the tokens of many responses there as one array. The driver passes on where each response's stretch is,
+and only the ranks that train a row read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StoredArray(Protocol):
+    """A flat array, which may lie in another process."""
+
+    def read(self) -> NDArray[Any]:
+        """Fetch the values, read-only."""
+        ...
+
+
+class HeldArray:
+    """See StoredArray. An array of this process."""
+
+    def __init__(self, values: NDArray[Any]):
+        self._values = values
+
+    def read(self) -> NDArray[Any]:
+        return self._values
+
+
+class StoredRow(Sequence[Any]):
+    """A stretch of a stored array. It stands where a tuple of its numbers would, and reads like one.
+
+    Args: digest, of the numbers (``digest_of``), where they are token ids.
+    """
+
+    __slots__ = ("array", "digest", "length", "start")
+
+    def __init__(self, array: StoredArray, start: int, length: int, digest: bytes = b""):
+        self.array, self.start, self.length, self.digest = array, start, length, digest
+
+    def values(self) -> NDArray[Any]:
+        return self.array.read()[self.start : self.start + self.length]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values().tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.values(), dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+def digest_of(token_ids: Sequence[int] | NDArray[Any]) -> bytes:
+    """Return 16 bytes that are equal for equal token ids; those that a stored row carries are not computed again."""
+    if isinstance(token_ids, StoredRow) and token_ids.digest:
+        return token_ids.digest
+    return hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=16).digest()
