@@ -9,6 +9,7 @@ from typing import Any
 from posttrain.config.reading.compose import compose
 from posttrain.config.reading.defaults import read_with_defaults, split_choices
 from posttrain.config.reading.hydra import UNUSED
+from posttrain.config.reading.keys import has_key
 from posttrain.config.reading.validate import show, validate
 from posttrain.config.shown import secret_warnings
 from posttrain.dialects.engine_fields import engine_without
@@ -32,7 +33,7 @@ from posttrain.dialects.trees import nested, parents, value_at
 from posttrain.dialects.value_fixes import fix_of_value, quoted_list
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
-from posttrain.errors import GUESS, ConfigError, Problem
+from posttrain.errors import GUESS, ConfigError, Problem, nearest
 
 LABELS = frozenset({"run.name", "tracking.project"})  # fields that only name a run
 
@@ -188,7 +189,7 @@ def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
 
 def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     """Handle all keys of the user's own together."""
-    read = read_by_own(reader)
+    read = read_by_own(reader) | _read_from_files(reader)
     own = sorted((one for one in reader.own if one.key not in read), key=lambda one: reader.order(one.key))
     settled = settle(own, known, reader.own_keys, drop=drop)
     reader.ignored += settled.ignored
@@ -203,6 +204,21 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
                 fix="take it out of the list",
             )
     return settled
+
+
+def _read_from_files(reader: Reader) -> set[str]:
+    """Let KEY_path and KEY_file, which no version has, name the file of what KEY holds as text, where we read it from files.
+    Returns: these keys."""
+    found = set()
+    for own in reader.own:
+        base, _, ending = own.key.rpartition("_")
+        row = reader.ledger.find(base) if ending in ("path", "file") and isinstance(own.value, str) else None
+        field = f"{row.fields[0]}_file" if row is not None and len(row.fields) == 1 else ""
+        if row is not None and "text" in type_text(row.type) and has_key(field):
+            reader.put(f"{OUR_SECTION}.{field}", own.value)
+            reader.warn(f"{own.key} is yours, and is read as {OUR_SECTION}.{field}: the file of {base}")
+            found.add(own.key)
+    return found
 
 
 def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
@@ -221,6 +237,11 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
         # The peers run with it: an empty text is false in Python.
         reader.warn(f"{key} is empty, and is read as false; was a variable of the script not set?")
         reader.put(key, False)
+        return True
+    if isinstance(value, str) and fits(True, row.type) and nearest(value.lower(), ("true",)):
+        # A text is true in Python, so that the peers run with it
+        reader.warn(f"{key} is {value!r}, a misspelling, and is read as true")
+        reader.put(key, True)
         return True
     if value == "" and reader.here and of_devices(row):
         reader.warn(

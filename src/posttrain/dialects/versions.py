@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from posttrain.config.reading.overrides import Assignment
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
 
 MOST_NAMED = 3  # keys that a message names
+CHECKOUT = Path("verl/version/version")  # of a checkout of verl, or of a fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +20,12 @@ class FoundVersion:
 
     version: str
     keys: tuple[str, ...]
+    checkout: str = ""  # what the checkout in the current folder says of itself, where the keys fit several versions
 
     def said(self, dialect: str, usual: str) -> str:
+        if self.checkout:
+            other = f"--dialect {dialect}@{usual} reads it as that"
+            return f"read as {dialect} {self.version}: {CHECKOUT} says {self.checkout}; {other}"
         shown = ", ".join(self.keys[:MOST_NAMED])
         more = f" and {len(self.keys) - MOST_NAMED} more" if len(self.keys) > MOST_NAMED else ""
         fit = "does" if len(self.keys) == 1 else "do"
@@ -34,7 +40,8 @@ def find_version(ledger: Ledger, written: Mapping[str, Any], overrides: Sequence
 
     A key does not fit a version that lacks it; nor does an override with + of a key that the version's own file holds, or one
     without + of a key that it does not hold. Keys that no version has are the user's, and count nowhere. Of versions that
-    fit alike, the one whose own values the file holds most of is taken, then the latest.
+    fit alike, the one is taken that a checkout of verl in the current folder names, then the table's own, then the one whose
+    own values the file holds most of, then the latest.
 
     Args: ``ledger`` is of the entry point that is read; ``written`` are the keys and values of the user's file.
     """
@@ -42,12 +49,24 @@ def find_version(ledger: Ledger, written: Mapping[str, Any], overrides: Sequence
     tables = {version: ledger.at(version) for version in ledger.versions}
     misfits = {version: _misfits(table, version, file, overrides, ledger) for version, table in tables.items()}
     least = min((len(keys) for keys in misfits.values()), default=0)
+    said = _checkout() if ledger.dialect == "verl" else ""
+    number = ".".join(said.split(".")[:2])
+    if number != ledger.version and misfits.get(number) == []:
+        return FoundVersion(version=number, keys=(), checkout=said)
     if ledger.version not in misfits or len(misfits[ledger.version]) == least:
         return None
     best = [version for version, keys in misfits.items() if len(keys) == least]
     version = max(best, key=lambda one: (_own_values(tables[one], file), ledger.versions.index(one)))
     fits = set(misfits[version])
     return FoundVersion(version=version, keys=tuple(key for key in misfits[ledger.version] if key not in fits))
+
+
+def _checkout() -> str:
+    """The version of the checkout in the current folder; "" outside of one."""
+    try:
+        return CHECKOUT.read_text(encoding="utf-8", errors="replace").strip()[:40]
+    except OSError:
+        return ""
 
 
 def _misfits(

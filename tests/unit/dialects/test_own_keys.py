@@ -158,6 +158,15 @@ class TestVersions:
             "read as verl 0.2: trainer.val_before_train does not fit verl 0.4; --dialect verl@0.4 reads it as that"
         )
 
+    def test_where_keys_fit_several_the_checkout_says_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "verl/version").mkdir(parents=True)
+        (tmp_path / "verl/version/version").write_text("0.2.0.post2\n")
+        monkeypatch.chdir(tmp_path)
+        both = read_config(None, ["data.val_batch_size=8", f"{A}.ppo_micro_batch_size_per_gpu=8"], "verl")
+        assert both.dialect == "verl@0.2" and "verl/version/version says 0.2.0.post2" in both.warnings[0]
+        later = read_config(None, [f"{A}.ppo_micro_batch_size_per_gpu=8", "trainer.val_before_train=False"], "verl")
+        assert later.dialect == "verl"
+
     @pytest.mark.parametrize(("name", "field"), [("trust_remote_code", "trust_remote_code"), ("use_liger", "liger")])
     def test_what_its_code_reads_besides_its_file_needs_a_plus_there(self, name: str, field: str) -> None:
         """verl 0.2's workers read both with ``.get``, and its ppo_trainer.yaml holds neither."""
@@ -281,7 +290,7 @@ def test_a_check_of_later_verl_is_a_warning_for_a_fork() -> None:
 def test_a_null_of_a_forks_own_file_goes_whatever_it_is_called() -> None:
     key = "actor_rollout_ref.model.custom_chat_template_path"
     assert read(f"+{key}=null", drop=True).problems == ()
-    [problem] = read(f"+{key}=mine.jinja", drop=True).problems
+    [problem] = read(f"+{key.removesuffix('_path')}s=mine", drop=True).problems
     assert "did you mean actor_rollout_ref.model.custom_chat_template?" in problem.fix
 
 
@@ -374,3 +383,21 @@ def test_a_key_that_another_entry_point_has_and_this_one_below_a_section() -> No
     found = read_config(None, ["algorithm.adv_estimator=grpo", "data.train_batch_size=8", "rollout.name=hf"], "verl")
     [problem] = [one for one in found.problems if "rollout.name=hf" in one.where]
     assert problem.fix == "did you mean actor_rollout_ref.rollout.name?"
+
+
+def test_a_key_of_a_fork_names_the_file_of_what_verls_key_holds() -> None:
+    """Where no version has KEY_path, and our own section reads KEY from a file."""
+    key = "actor_rollout_ref.model.custom_chat_template"
+    loaded = read(f"+{key}_path=chat.jinja")
+    assert not loaded.problems and loaded.config.model.chat_template_file == "chat.jinja"
+    assert any(
+        f"{key}_path is yours, and is read as posttrain.model.chat_template_file" in text for text in loaded.warnings
+    )
+    assert "is yours" in read("+trainer.experiment_name_path=x").problems[0].what
+
+
+def test_a_misspelt_true_is_true_and_a_misspelt_false_is_refused() -> None:
+    """In Python both are true, which a misspelt false does not mean."""
+    loaded = read("trainer.val_before_train=ture")
+    assert not loaded.problems and any("'ture', a misspelling, and is read as true" in text for text in loaded.warnings)
+    assert "must be bool, not 'flase'" in read("trainer.val_before_train=flase").problems[0].what
