@@ -1,13 +1,13 @@
 """Learning with stale data: a task, synchronous and with responses up to S steps older, three seeds each.
 
-    python benchmarks/async_learning.py FOLDER [--task demo] [--steps 40] [--staleness 0,1,4] [--seeds 1,2,3]
+    python benchmarks/async_learning.py FOLDER [--task demo|digits|number] [--steps 40] [--staleness 0,1,4] [--seeds 1,2,3]
     python benchmarks/async_learning.py FOLDER --table
 
 --task demo is that of `posttrain demo` (SmolLM2-135M; hours for all nine runs on a few cores). --task digits takes a minute a
-run: a random model of two layers learns to begin its answers with a digit, asked for other numbers than
-those it trains on. All runs see equally many samples, with the same correction of the loss; only S differs (0: mode
-off). A finished run is not repeated, so the command can be given piece by piece. --table trains
-nothing and prints held-out accuracy by step: the mean of the seeds, and the smallest and largest of them.
+run: a random model of two layers learns to begin its answers with a digit, asked for other numbers than those it trains on.
+--task number wants six digits and has a quarter of the learning rate, so it takes longer. All runs see equally many samples, with
+the same correction of the loss; only S differs (0: mode off). A finished run is not repeated, so the command can be given piece
+by piece. --table trains nothing and prints held-out accuracy by step: the mean of the seeds, the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ from posttrain.report.read import read_run
 
 ACCURACY = "validation/accuracy"
 STALE = "async/staleness_steps_mean"
-REWARD = """
+REWARDS = {
+    "digits": """
 def score(data_source, solution_str, ground_truth, extra_info):
     return float(solution_str[:1].isdigit())
-"""
+""",
+    "number": """
+def score(data_source, solution_str, ground_truth, extra_info):
+    return sum(each in "0123456789" for each in solution_str[:6]) / 6
+""",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="data and runs are written into it")
-    parser.add_argument("--task", choices=["demo", "digits"], default="demo")
+    parser.add_argument("--task", choices=["demo", *REWARDS], default="demo")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--staleness", default="0,1,4")
     parser.add_argument("--seeds", default="1,2,3")
@@ -69,7 +75,7 @@ def train(task: str, folder: Path, seed: int, bound: int, steps: int) -> None:
         "loss.rollout_correction.weights": "token",
         "asynchronous.mode": "colocate" if bound else "off",
         "asynchronous.max_staleness_steps": str(bound or 1),
-        **(of_the_demo(folder, seed) if task == "demo" else of_digits(folder, seed)),
+        **(of_the_demo(folder, seed) if task == "demo" else of_numbers(task, folder, seed)),
     }
     with as_file(files("posttrain.cli") / "demo.yaml") as path:
         config: RunConfig = native.load(os.fspath(path), [f"{key}={value}" for key, value in overrides.items()]).config
@@ -100,7 +106,7 @@ def of_the_demo(folder: Path, seed: int) -> dict[str, str]:
     }
 
 
-def of_digits(folder: Path, seed: int) -> dict[str, str]:
+def of_numbers(task: str, folder: Path, seed: int) -> dict[str, str]:
     """A random model, numbers to train on and others to be asked for; which, the seed decides."""
     from posttrain.models.tiny import write_tiny_model
 
@@ -110,10 +116,10 @@ def of_digits(folder: Path, seed: int) -> dict[str, str]:
     numbers = list(range(100, 1000))
     random.Random(seed).shuffle(numbers)
     for name, some in (("train", numbers[:800]), ("validation", numbers[800:])):
-        rows = [{"prompt": f"{number}=", "answer": "a digit", "data_source": "digits"} for number in some]
+        rows = [{"prompt": f"{number}=", "answer": "digits", "data_source": task} for number in some]
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reward = place / "reward.py"
-    reward.write_text(REWARD)
+    reward.write_text(REWARDS[task])
     return {
         "model.path": str(place / "model"),
         "model.compute_dtype": "float32",
@@ -126,7 +132,7 @@ def of_digits(folder: Path, seed: int) -> dict[str, str]:
         # Responses end at one of 32 of 259 tokens, so their lengths differ.
         "rollout.stop_token_ids": str(list(range(0, 256, 8))),
         "reward.terms": f"[{{name: score, path: {reward}}}]",
-        "policy.optimizer.lr": "2e-3",
+        "policy.optimizer.lr": "2e-3" if task == "digits" else "5e-4",
         "checkpoint.at_end": "false",
     }
 

@@ -163,6 +163,18 @@ def test_a_replay_with_fewer_samplers_is_refused(make: Make, monkeypatch: pytest
     assert not list(Path(str(fewer.run.folder)).glob("samples/*"))
 
 
+@pytest.mark.slow
+def test_validations_between_two_syncs_are_replayed(make: Make, samplers: Samplers) -> None:
+    """A validation gives the samplers the present weights, so groups admitted after it are younger than those admitted before it;
+    that of the last step lets them rest once more than the schedule says."""
+    often = {"asynchronous": SEPARATE | {"sync_every_steps": 2}, "validation": {"every_steps": 1}}
+    first = train_run(make("first", **often))
+    again = train_run(make("again", **often), replay=first)
+    assert results(again) == results(first)
+    hidden = ("async/sampler_busy_share", "async/late_share")
+    assert without(comparable(again), *hidden) == without(comparable(first), *hidden)
+
+
 def orders(folder: Path) -> dict[int, list[tuple[Any, ...]]]:
     """What every sampler was told, in its order."""
     found: dict[int, list[tuple[Any, ...]]] = {}

@@ -18,7 +18,7 @@ from test_async_runs import RAGGED, assert_each_group_is_trained_once, at_update
 from test_ray_colocate import STEPS, results
 from test_runs import PowerCut, comparable
 
-from posttrain.backends.runtime.ray.rollout import _Sampling
+from posttrain.backends.runtime.ray.rollout import RemoteRollout, _Sampling
 from posttrain.backends.runtime.ray.watch import Member
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
@@ -124,6 +124,77 @@ def test_a_run_that_ended_while_both_worked_resumes(
     assert_equal(train_run(asked(tmp_path, tiny_llama, "found", address)), alone)
 
 
+@contextmanager
+def signal_after_updates(patch: Patch, step: int) -> Iterator[None]:
+    """SIGTERM at the end of the updates of ``step``, while the batch of the next one is being sampled."""
+    training, signalled, batches = threading.Event(), threading.Event(), []
+    respond, update = one_step.respond, rl_step.update_models
+    updates: list[int] = []
+
+    def sampling(roles: Any, prompts: Any, sampled: Any, on_tokens: Any, on_group: Any) -> Any:
+        batches.append(len(prompts))
+        if len(batches) == step:  # that of step 2 is the first in the thread
+            training.set()
+            assert signalled.wait(LONG_S), "the step does not train while its following one is sampled"
+        return respond(roles, prompts, sampled, on_tokens, on_group)
+
+    def updating(*given: Any) -> Any:
+        stats = update(*given)
+        updates.append(1)
+        if len(updates) == step:
+            assert training.wait(LONG_S), "the following step is not sampled while this one trains"
+            os.kill(os.getpid(), signal.SIGTERM)
+            signalled.set()
+        return stats
+
+    with patch.context() as patched:
+        patched.setattr(one_step, "respond", sampling)
+        patched.setattr(rl_step, "update_models", updating)
+        yield
+
+
+def test_a_signal_in_the_updates_leaves_the_next_batch(
+    address: str, alone: Path, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch
+) -> None:
+    """Its sampling does not end first: the resumed run samples it whole, with the weights of before, so that all but the metrics
+    which count what a step has sampled is the same. It dies once more, and resumes from the same checkpoint."""
+    run = asked(tmp_path, tiny_llama, "found", address, samplers=2)
+    with signal_after_updates(monkeypatch, 2), pytest.raises(RunInterrupted, match="after step 2, saved as"):
+        train_run(run)
+    saved = Path(run.folder) / "checkpoints/global_step_2"
+    assert json.loads((saved / "ahead.json").read_text())["owed"] and list((saved / "ahead").glob("*.safetensors"))
+    with monkeypatch.context() as patch:
+        at_update(patch, 2)  # step 4: what step 3 has decided is written already
+        with pytest.raises(PowerCut):
+            train_run(run)
+    found = train_run(run)
+    assert_same(found, alone, leaving=("async/groups_ahead", "step/sampled_tokens"))
+    decided = [[event | {"mark": ""} for event in events(each)] for each in (found, alone)]
+    assert decided[0] == decided[1]
+    assert_each_group_is_trained_once(found)
+    assert not (found / "ahead").exists()
+
+
+def test_a_batch_that_is_owed_without_its_weights_is_sampled_with_the_present_ones(
+    address: str, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch
+) -> None:
+    """Servers do not give their weights back: the batch is on-policy, and says so. The sampler here pretends to be one."""
+    run = asked(tmp_path, tiny_llama, "found", address)
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteRollout, "keep_weights", lambda self, folder: False)
+        with signal_after_updates(patch, 2), pytest.raises(RunInterrupted, match="after step 2, saved as"):
+            train_run(run)
+    found = train_run(run)
+    assert_each_group_is_trained_once(found)
+    # Two updates a step: step 3 trains on what the resumed run samples first
+    assert versions_by_step(found) == [{0}, {0}, {4}, {4}]
+
+
+def versions_by_step(folder: Path) -> list[set[int]]:
+    files = [folder / f"samples/step_{step}.jsonl" for step in range(1, STEPS + 1)]
+    return [{json.loads(line)["policy_version"] for line in file.read_text().splitlines()} for file in files]
+
+
 def at_sampling(patch: Patch, batch: int, act: Callable[[Member], object]) -> None:
     """Do something right after a worker got the prompts of this batch, which is sampled in the thread."""
     ask, seen = _Sampling._ask, [0]
@@ -163,12 +234,8 @@ def test_the_only_sampler_starts_again_with_the_weights_after_the_updates(
         at_sampling(patch, 3, kill)
         found = train_run(asked(tmp_path, tiny_llama, "found", address))
     assert_each_group_is_trained_once(found)
-    versions = [
-        {json.loads(line)["policy_version"] for line in (found / f"samples/step_{step}.jsonl").read_text().splitlines()}
-        for step in range(1, STEPS + 1)
-    ]
     # Two updates a step: steps 2 and 4 train on what the step before has started with
-    assert versions == [{0}, {0}, {4}, {4}]
+    assert versions_by_step(found) == [{0}, {0}, {4}, {4}]
 
 
 def test_a_reward_model_on_the_trainers_device_scores_meanwhile(
@@ -186,11 +253,17 @@ def test_devices_and_micro_batches_change_numbers_by_rounding_only(
 ) -> None:
     """I13: two trainers with micro-batches of three, and one with micro-batches of one, train on the same groups."""
     one, three = (
-        {"sequences_per_mini_batch": 6, "sequences_per_micro_batch_per_device": sequences} for sequences in (1, 3)
+        {
+            "sequences_per_mini_batch": 6,
+            "sequences_per_micro_batch_per_device": sequences,
+            # The first gradient of one weight of this run is 1.5e-8, where others are 1.4e-2: a sum over tokens that cancels, and
+            # whose last digits (7e-10) depend on how micro-batches cut it. With Adam's usual 1e-8 that moves it by 1e-5
+            "optimizer": {"lr": 1e-3, "eps": 1e-5},
+        }
+        for sequences in (1, 3)
     )
     expected = train_run(asked(tmp_path, tiny_llama, "expected", None, policy=one))
     found = train_run(asked(tmp_path, tiny_llama, "found", address, trainers=2, policy=three))
     decisions = [[event | {"mark": ""} for event in events(run)] for run in (found, expected)]
     assert decisions[0] == decisions[1]
-    # A twentieth of an update: Adam divides small averages by smaller ones
-    assert_same(found, expected, weights_to=5e-5)
+    assert_same(found, expected)

@@ -2,11 +2,12 @@
 
     python tests/torture/async_kills.py [--kills 170] [--ray-kills 30] [--seed 0]
 
-``colocate`` and ``one_step`` (in one process, which is forked after torch is imported) decide by passes and by steps: metrics,
-samples and every checkpoint, ``ahead.json`` too, have the bytes of a run that was left alone, and so has schedule.jsonl.
-``separate``, with a sampler in a worker of Ray, decides when responses end, so only its records are looked at. In each of them
-what was admitted is what was consumed, filtered or dropped, each group once; a step's samples are those of the groups that it
-consumed; no more groups are ahead than the bound allows, and none is older.
+``colocate`` and ``one_step`` decide by passes and by steps: metrics, samples and every checkpoint, ``ahead.json`` too, have the
+bytes of a run that was left alone, and so has schedule.jsonl. Most kills are of runs in one process, which is forked after torch
+is imported; the others are of the drivers of runs with workers of Ray. There ``separate``, with a sampler of its own, decides
+when responses end, so only its records are looked at. In each of them what was admitted is what was consumed, filtered or
+dropped, each group once; a step's samples are those of the groups that it consumed; no more groups are ahead than the bound
+allows, and none is older.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ KINDS: dict[str, Sections] = {
     "one_step": {"asynchronous": {"mode": "one_step"}},
     "one_step, refilled": {"asynchronous": {"mode": "one_step"}, "group_filter": REFILL},
 }
-SEPARATE: Sections = {"asynchronous": {"mode": "separate", "max_staleness_steps": 2}}
+UNDER_RAY: dict[str, tuple[str, dict[str, Any]]] = {  # by mode, a layout of cluster.py and the section asynchronous
+    "separate": ("rollout", {"mode": "separate", "max_staleness_steps": 2}),
+    "one_step": ("rollout", {"mode": "one_step"}),
+    "colocate": ("trainer", COLOCATE),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=170, help="in one process, over all kinds of runs")
-    parser.add_argument("--ray-kills", type=int, default=30, help="of separate")
+    parser.add_argument("--ray-kills", type=int, default=30, help="of drivers, over all modes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -68,13 +73,14 @@ def main() -> int:
             print(
                 f"{kind}: {hit} of {kills} kills hit a living run; {'; '.join(problems) or 'as left alone'}", flush=True
             )
-        if options.ray_kills:
-            hit, problems = under_ray(Path(folder), model, kills=options.ray_kills, seed=options.seed)
-            hits, wrong = hits + hit, wrong + [f"separate: {each}" for each in problems]
-            print(
-                f"separate: {hit} of {options.ray_kills} kills hit a living run; {'; '.join(problems) or 'no group lost'}",
-                flush=True,
-            )
+        for number, mode in enumerate(UNDER_RAY):
+            kills = options.ray_kills // len(UNDER_RAY) + (number < options.ray_kills % len(UNDER_RAY))
+            if not kills:
+                continue
+            hit, problems = under_ray(Path(folder), model, mode, kills=kills, seed=options.seed)
+            hits, wrong = hits + hit, wrong + [f"{mode} under Ray: {each}" for each in problems]
+            said = "; ".join(problems) or ("no group lost" if mode == "separate" else "as left alone")
+            print(f"{mode} under Ray: {hit} of {kills} kills hit a living run; {said}", flush=True)
     verdict = f"{len(wrong)} problems" if wrong else "nothing was lost or trained twice"
     print(f"{hits} kills, {time.monotonic() - began:.0f} s: {verdict}")
     return int(bool(wrong))
@@ -92,21 +98,35 @@ def in_one_process(folder: Path, model: Path, kind: str, *, kills: int, seed: in
     assert status == 0, "the run fails without any kill"
     whole, killed = Path(straight.folder), Path(config.folder)
     hit = killing.run_with_kills(lambda: train_run(config), killed, whole, kills=kills, seed=seed)
+    bound = int(config.asynchronous.max_staleness_steps)
+    return hit, differences(killed, whole) + record_problems(killed, steps, bound)
+
+
+def differences(killed: Path, whole: Path) -> list[str]:
+    """Compare the results and the schedules of two runs."""
     ours, theirs = result(killed), result(whole)
     differing = sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path))
     problems = [f"{', '.join(differing[:3])} differ"] if differing else []
     if (killed / "schedule.jsonl").read_bytes() != (whole / "schedule.jsonl").read_bytes():
         problems.append("schedule.jsonl differs")
-    bound = int(config.asynchronous.max_staleness_steps)
-    return hit, problems + record_problems(killed, steps, bound)
+    return problems
 
 
-def under_ray(folder: Path, model: Path, *, kills: int, seed: int = 0) -> tuple[int, list[str]]:
-    """Kill the driver of a run of ``separate`` so many times. Returns: as ``in_one_process``."""
+def under_ray(folder: Path, model: Path, mode: str, *, kills: int, seed: int = 0) -> tuple[int, list[str]]:
+    """Kill the driver of a run with workers so many times. Returns: as ``in_one_process``."""
     steps, draw, hit = 6 + 2 * kills, random.Random(seed), 0
-    extra = SEPARATE | {"loss": CORRECTED, "rollout": {"stop_token_ids": RAGGED["stop_token_ids"]}}
+    layout, asynchronous = UNDER_RAY[mode]
+    extra: Sections = {"asynchronous": asynchronous, "loss": CORRECTED}
+    extra["rollout"] = {"stop_token_ids": RAGGED["stop_token_ids"]}
+    whole, killed = f"{mode}_under_ray_whole", f"{mode}_under_ray"
+    if mode != "separate":
+        run = start(folder, model, layout, whole, steps=steps, tokens=24, extra=extra)
+        try:
+            assert run.process.wait(START_S) == 0, run.text()
+        finally:
+            finish(run)
     for left in range(kills, -1, -1):
-        run = start(folder, model, "rollout", "separate", steps=steps, tokens=24, extra=extra)
+        run = start(folder, model, layout, killed, steps=steps, tokens=24, extra=extra)
         try:
             if not left:
                 assert run.process.wait(START_S) == 0, run.text()
@@ -121,7 +141,8 @@ def under_ray(folder: Path, model: Path, *, kills: int, seed: int = 0) -> tuple[
             run.process.wait(END_S)
         finally:
             finish(run)
-    return hit, record_problems(folder / "separate", steps, SEPARATE["asynchronous"]["max_staleness_steps"])
+    compared = [] if mode == "separate" else differences(folder / killed, folder / whole)
+    return hit, compared + record_problems(folder / killed, steps, asynchronous.get("max_staleness_steps", 1))
 
 
 def record_problems(folder: Path, steps: int, bound: int) -> list[str]:

@@ -19,5 +19,5 @@ def test_a_run_that_is_killed_has_the_bytes_of_one_that_is_not(kind: str, tmp_pa
 
 
 def test_samplers_apart_lose_no_group(tmp_path: Path, tiny_llama: Path) -> None:
-    hit, problems = under_ray(tmp_path, tiny_llama, kills=1)
+    hit, problems = under_ray(tmp_path, tiny_llama, "separate", kills=1)
     assert problems == [] and hit

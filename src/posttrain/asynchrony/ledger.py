@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -131,9 +132,19 @@ class Ledger:
         """True while fewer groups are pending, of all or of a domain, than the step under way still needs."""
         return any(self._held[name] < missing for name, missing in self._missing.items())
 
-    def admit(self, prompt_id: str, draw: int, attempt: int = 0, *, domain: str = "", check: bool = True) -> Entry:
+    def admit(
+        self,
+        prompt_id: str,
+        draw: int,
+        attempt: int = 0,
+        *,
+        domain: str = "",
+        check: bool = True,
+        started: int | None = None,
+    ) -> Entry:
         """Admit a group. Raises: ValueError without room for it; with ``check`` False it is not looked at, because the order in
-        which recorded decisions are made again within a step is another one."""
+        which recorded decisions are made again within a step is another one; so is that of admissions and syncs, and ``started``
+        is then the recorded one."""
         if check and not self.room(domain):
             raise ValueError(
                 f"{prompt_id} cannot be trained within {self.bounds.staleness} steps: there is no room for it"
@@ -143,7 +154,7 @@ class Ledger:
             prompt_id=prompt_id,
             draw=draw,
             attempt=attempt,
-            started=self.synced,
+            started=self.synced if started is None else started,
             admitted=self.steps,
             domain=domain,
         )
@@ -254,6 +265,16 @@ class Ledger:
             self.sync()
         return gone
 
+    @contextmanager
+    def in_the_step_before(self) -> Iterator[None]:
+        """A block in which groups are entered as if the last step were still under way, with its weights in the samplers."""
+        steps, synced = self.steps, self.synced
+        self.steps, self.synced = steps - 1, steps - 1
+        try:
+            yield
+        finally:
+            self.steps, self.synced = steps, synced
+
     def sync(self) -> None:
         """The samplers have got the weights of the steps trained so far."""
         self.synced = self.steps
@@ -311,7 +332,8 @@ class Ledger:
         self._held[entry.domain] -= 1
 
     def _note_admission(self, entry: Entry) -> None:
-        self._note("admitted", entry, attempt=entry.attempt, draw=entry.draw)
+        behind = {} if entry.started == entry.admitted else {"started": entry.started}
+        self._note("admitted", entry, attempt=entry.attempt, draw=entry.draw, **behind)
 
     def _note(self, event: str, entry: Entry, **more: Any) -> None:
         self.record(

@@ -27,6 +27,7 @@ class Admission(NamedTuple):
     prompt_id: str
     draw: int  # number of the loader's batch that its prompt came with, from 1
     attempt: int = 0  # 1 where it replaces a group that was dropped
+    started: int | None = None  # steps trained when the weights were made that the samplers had; None: all
 
 
 @dataclass(slots=True)
@@ -69,8 +70,8 @@ class Script:
             now = of_step[-1]
             match event["event"]:
                 case "admitted":
-                    entry = Admission(event["group"], event["prompt_id"], event["draw"], event["attempt"])
-                    now.admitted.append(entry)
+                    group, prompt_id, draw = event["group"], event["prompt_id"], event["draw"]
+                    now.admitted.append(Admission(group, prompt_id, draw, event["attempt"], event.get("started")))
                 case "cut":
                     now.cuts[event["group"], event["sample"]] = event["token"]
                 case "order" | "rest" if "sampler" not in event:

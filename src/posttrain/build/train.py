@@ -151,7 +151,7 @@ def under_way_with(
         sampler = None
         if plan.asynchronous:
             by_id = {prompt.prompt_id: prompt for prompt in prompts}
-            sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, script)
+            sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, folder.path, script)
             if isinstance(sampler, Apart):
                 roles = replace(roles, weight_sync=sampler)
         progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards, ahead=sampler)

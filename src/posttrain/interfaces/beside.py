@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 
@@ -20,4 +21,12 @@ class BesideTraining(Protocol):
 
     def leave(self) -> None:
         """End the sampling that is under way in another thread: its samples are no longer needed."""
+        ...
+
+    def keep_weights(self, folder: Path) -> bool:
+        """Write the weights that the samplers have, as they have them. Returns False where they cannot give them back."""
+        ...
+
+    def take_kept(self, folder: Path) -> None:
+        """Have the samplers take the weights that ``keep_weights`` has written, and their version. Raises: RunStopped."""
         ...

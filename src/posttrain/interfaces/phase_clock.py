@@ -14,8 +14,14 @@ class PhaseClock(Protocol):
         weights yet."""
         ...
 
+    @property
+    def stopping(self) -> bool:
+        """Return True once a stop was requested, also where the step can no longer be left."""
+        ...
+
     def in_lane(self, lane: str) -> PhaseClock:
-        """The same clock for another thread, whose phases may overlap with those of this one."""
+        """The same clock for another thread, whose phases may overlap with those of this one. Its ``phase`` and ``advance`` raise
+        as soon as a stop was requested: its work is for a later step."""
         ...
 
     def advance(self, units: int) -> None:

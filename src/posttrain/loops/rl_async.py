@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from posttrain.asynchrony.ledger import Bounds
 from posttrain.asynchrony.script import Script
 from posttrain.errors import RunStopped
@@ -32,9 +34,10 @@ def sampler_of(
     prompts: dict[str, Prompt],
     plan: RunPlan,
     asynchronous: AsyncPlan,
+    folder: Path,
     script: Script | None = None,
 ) -> Sampler:
-    """The sampler of a mode. Args: prompts of the run, by id; script, recorded decisions to be made again."""
+    """The sampler of a mode. Args: prompts of the run, by id; folder of the run; script, recorded decisions to be made again."""
     bounds = Bounds.of(
         asynchronous.staleness_steps,
         groups_per_step=plan.step.prompts,
@@ -53,6 +56,7 @@ def sampler_of(
             plan.step_plan,
             in_thread=asynchronous.in_thread,
             wait_timeout_s=asynchronous.wait_timeout_s,
+            folder=folder / "ahead",
         )
     groups = OpenGroups(
         roles,
@@ -88,7 +92,7 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
 
     Raises: RunStopped when a step trains on other groups than in the run whose script is followed.
     """
-    schedule = Schedule(parts.run.folder, parts.run.first_step)
+    schedule = Schedule(parts.run.folder, parts.run.first_step, sampler.ledger.admitted)
     sampler.ledger.record = schedule.add
     under_way = 0  # number of the step
     clock_of_step: Clock | None = None
@@ -134,7 +138,7 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
         end_step=end_step,
         sampled_tokens=lambda done: sampler.sampled_tokens,
         validating=sampler.validating,
-        epochs=(lambda: sampler.epochs) if isinstance(sampler, Apart) else None,
+        epochs=(lambda: sampler.epochs) if isinstance(sampler, Apart | OneStepAhead) else None,
     )
     try:
         run_rl(parts, source)

@@ -19,6 +19,7 @@ from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.interfaces.train_engine import OptimizedEngine
 from posttrain.run.checkpoint_folders import (
     AHEAD,
+    AHEAD_FILES,
     BESIDE,
     BEST,
     DOWNLOADED,
@@ -130,6 +131,8 @@ class Checkpoints:
             (beside / RUN_STATE).write_text(json.dumps(state))
             if ahead is not None:
                 (beside / AHEAD).write_text(ahead)
+            if progress.ahead and progress.ahead.folder and progress.ahead.folder.is_dir():
+                shutil.copytree(progress.ahead.folder, beside / AHEAD_FILES)
         if not background:
             return self._finish(step, unfinished, lambda: None)
         self._background.begin(partial(self._finish, step, unfinished))
@@ -249,6 +252,10 @@ class Checkpoints:
         saved = json.loads((folder / AHEAD).read_text()) if (folder / AHEAD).is_file() else None
         if progress.ahead and saved:
             progress.ahead.restore(saved)
+            if progress.ahead.folder:
+                shutil.rmtree(progress.ahead.folder, ignore_errors=True)
+                if (folder / AHEAD_FILES).is_dir():
+                    shutil.copytree(folder / AHEAD_FILES, progress.ahead.folder)
         elif progress.ahead:
             progress.ahead.start_after(int(state["step"]))
         elif saved:

@@ -28,6 +28,7 @@ from posttrain.run.durable import MANIFEST, sync, write_durably
 PREFIX = "global_step_"
 RUN_STATE = "run.json"
 AHEAD = "ahead.json"  # groups that an asynchronous run has sampled for later steps
+AHEAD_FILES = "ahead"  # weights of which a batch is still to be sampled (steps.one_step)
 POINTER = "latest"
 BEST = "best"
 BESIDE = ".tmp"  # being written

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from posttrain.records.batches import TrainBatch
 from posttrain.records.work import Work
 from posttrain.run.profile import Profiler
-from posttrain.run.stopping import StopSignal
+from posttrain.run.stopping import StepAbandoned, StopSignal
 from posttrain.run.timeline import Timeline
 from posttrain.run.trackers import Trackers
 
@@ -46,7 +46,7 @@ class Clock:
     ):
         self._trackers = trackers
         self._step = step
-        self._stop = stop
+        self._stop = self._signal = stop
         self._timeline = timeline
         self._profiler = profiler
         self._before_updates = before_updates
@@ -80,6 +80,11 @@ class Clock:
     def in_lane(self, lane: str) -> LaneClock:
         """The same clock for another thread."""
         return LaneClock(self, lane)
+
+    @property
+    def stopping(self) -> bool:
+        """True once a stop was requested, also where the step can no longer be left."""
+        return self._signal is not None and self._signal.requested
 
     def advance(self, units: int) -> None:
         self.leave_if_asked()
@@ -137,17 +142,27 @@ class Clock:
 
 
 class LaneClock:
-    """A step's clock in another thread. It times phases in a lane of its own; progress is shown of the loop's own phases."""
+    """A step's clock in another thread, which works for a later step. It times phases in a lane of its own; progress is shown of
+    the loop's own phases. ``phase`` and ``advance`` raise StepAbandoned as soon as a stop was requested."""
 
     def __init__(self, clock: Clock, lane: str):
         self._clock = clock
         self._lane = lane
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        self._leave_if_asked()
         return self._clock.phase(name, total, lane=self._lane)
 
     def in_lane(self, lane: str) -> LaneClock:
         return LaneClock(self._clock, lane)
 
+    @property
+    def stopping(self) -> bool:
+        return self._clock.stopping
+
     def advance(self, units: int) -> None:
-        self._clock.leave_if_asked()
+        self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        if self.stopping:
+            raise StepAbandoned

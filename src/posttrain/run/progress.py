@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.interfaces.loader import Position
@@ -12,7 +13,12 @@ from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, Valu
 
 
 class AheadOfTraining(Position, Protocol):
-    """Groups that are sampled ahead. ``state`` and ``restore`` are for checkpoints, the others for a step that is left."""
+    """Groups that are sampled ahead. ``state`` and ``restore`` are for checkpoints, the others for a step that is left.
+
+    ``folder`` is copied into a checkpoint where it exists, and back when the run is resumed; None: there is nothing to copy.
+    """
+
+    folder: Path | None
 
     def still(self) -> AbstractContextManager[None]:
         """A block in which nothing changes here, nor in the position in the data."""

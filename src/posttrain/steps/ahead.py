@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 from posttrain.asynchrony.ledger import Entry, Ledger
@@ -29,6 +30,8 @@ from posttrain.steps.rl_step import AnySelection, selection_of
 
 class Ahead:
     """The groups of a run whose sampling runs ahead of training; ``sample`` gives those of a step."""
+
+    folder: Path | None = None  # see run.progress.AheadOfTraining
 
     def __init__(self, groups: OpenGroups, rollout: RolloutEngine, script: Script | None = None):
         self.sampled_tokens = 0  # in the step under way

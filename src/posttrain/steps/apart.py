@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from posttrain.asynchrony.ledger import Entry, Ledger
@@ -34,6 +35,8 @@ POLL_S = 0.02  # between two looks of the loop for a step's groups
 class Apart:
     """The groups of a run whose samplers work apart; ``sample`` gives those of a step. See interfaces.weight_sync.WeightSync for
     ``publish`` and ``sent_bytes``: it ends a step, too."""
+
+    folder: Path | None = None  # see run.progress.AheadOfTraining
 
     def __init__(
         self,

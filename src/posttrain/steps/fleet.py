@@ -143,7 +143,7 @@ class Fleet:
                 except SamplerLost:
                     continue
                 self._record("rest", post.number, {"pass": post.passes})
-                if post.script:
+                if post.script and post.script.until is not None:
                     post.script.follow("rest")
         return True
 
@@ -153,7 +153,9 @@ class Fleet:
     @property
     def rest_is_due(self) -> bool:
         """True when the recorded run let its samplers rest now."""
-        return bool(self._posts) and not self._ended and all(self._may_rest(post) for post in self._posts)
+        due = [post.script.due(post.passes) for post in self._posts if post.script and post.turn is None]
+        rests = len(due) == len(self._posts) and all(each is not None and each.kind == "rest" for each in due)
+        return bool(self._posts) and not self._ended and rests
 
     def served(self, version: int, content_hash: str) -> None:
         """All members of the crew have echoed these weights; new ones take their posts.
@@ -251,9 +253,10 @@ class Fleet:
             self._record("order", post.number, {"pass": post.passes, "sent": sent, "cancelled": list(order.cancelled)})
 
     def _may_rest(self, post: Post) -> bool:
+        """Tell whether the recorded run let this sampler rest now; of the last validation it has recorded no rest."""
         assert post.script is not None
         due = post.script.due(post.passes)
-        return post.turn is None and due is not None and due.kind == "rest"
+        return post.turn is None and (post.script.until is None or (due is not None and due.kind == "rest"))
 
     def _collect(self, timeout_s: float) -> None:
         """Take in the turns that are over."""

@@ -2,15 +2,21 @@
 
 Where sampling would disturb training, because the sampler reads the trainer's own weights or shares its devices, they are
 sampled before the update instead: the numbers are the same.
+
+A stop that is requested while the step updates its weights does not wait for the next step's batch: its sampling is left, and the
+batch is owed. The checkpoint holds the weights that the samplers have, and the resumed run samples the whole batch with them.
+Draws depend on seed and sample, so it is the same batch.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
@@ -33,11 +39,14 @@ LANE = "sampler"  # of the clock, while the loop trains
 LOOK_S = 0.1  # between two looks for a sampler that needs weights
 LEAVE_S = 10.0  # for a thread to end that is no longer needed
 
+OneStepSnapshot = tuple[Mapping[str, Any], AnySelection | None, bool, tuple[float, float]]
+
 
 class OneStepAhead:
     """The groups of every step, sampled during the step before; ``sample`` gives those of a step.
 
-    Args: prompts of the run, by id; plan_of(step); in_thread, the sampler works while the loop trains.
+    Args: prompts of the run, by id; plan_of(step); in_thread, the sampler works while the loop trains; folder, for the weights
+        of a batch that is owed (see run.progress.AheadOfTraining).
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class OneStepAhead:
         *,
         in_thread: bool,
         wait_timeout_s: float,
+        folder: Path,
     ):
         self.ledger = Ledger(bounds)
         self.sampled_tokens = 0  # in the step under way
@@ -59,17 +69,25 @@ class OneStepAhead:
         self.late: set[int] = set()  # it takes whole batches, and waits for all of each
         self._roles, self._scorer, self._loader, self._prompts = roles, scorer, loader, prompts
         self._plan_of, self._in_thread, self._wait_timeout_s = plan_of, in_thread, wait_timeout_s
+        self.folder: Path | None = folder
         self._next: AnySelection | None = None  # of the next step
+        self._owed = False  # that batch was to be sampled during the step before, which a stop has prevented
+        self._position: Mapping[str, Any] = {}  # in the data, when its sampling began
+        self.epochs = self._next_epochs = (
+            loader.epochs
+        )  # passes over the data with the step under way, and with the next one
         self._sampling: Future[AnySelection] | None = None
         self._clock: PhaseClock | None = None
 
     def sample(self, number: int, plan: StepPlan, clock: PhaseClock) -> AnySelection:
         """The groups of step ``number``; the sampling of the next step's begins."""
         self.sampled_tokens, self._clock = 0, clock
+        if self._owed:
+            self._sample_owed(plan, clock)
         selection = self._next or self._sample(plan, clock)
         if self._next is None:
             self._admit(selection)
-        self._next = None
+        self._next, self.epochs = None, self._next_epochs
         self.consumed = list(self.ledger.pending)
         marks = [mark_of(each) for each in once(selection.groups)]
         self.marks = {entry.serial: mark for entry, mark in zip(self.consumed, marks, strict=True)}
@@ -77,13 +95,14 @@ class OneStepAhead:
         if number < self.ledger.bounds.total_steps:
             following = self._plan_of(number + 1)
             if self._in_thread:
+                self._position = self._loader.state()
                 self._begin(following, clock.in_lane(LANE), self._roles.policy.version)
             else:
                 self._have_next(self._sample(following, clock))
         return selection
 
     def before_sync(self) -> None:
-        """Wait for the sampler: it changes its weights between two batches.
+        """Wait for the sampler: it changes its weights between two batches. Once a stop was requested it leaves its batch.
 
         Raises: what sampling raised; RunStopped when it does not end in time.
         """
@@ -91,7 +110,11 @@ class OneStepAhead:
             return
         assert self._clock is not None
         with self._clock.phase("sampler_wait"):
-            self._have_next(self._ended(self._sampling, "this step's updates").result())
+            sampling = self._ended(self._sampling, "this step's updates")
+            if sampling.exception() is not None and self._clock.stopping:
+                self._owe()
+            else:
+                self._have_next(sampling.result())
 
     def end_step(self) -> StepEnd:
         """The step has been trained. Nothing is ever dropped."""
@@ -113,6 +136,7 @@ class OneStepAhead:
     ) -> AnySelection:
         selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, collected_by=collected_by)
         self.sampled_tokens += selection.sampled_tokens
+        self._next_epochs = self._loader.epochs
         return selection
 
     def _begin(self, plan: StepPlan, clock: PhaseClock, held: int) -> None:
@@ -142,7 +166,9 @@ class OneStepAhead:
         """
         roles, until = self._roles, time.monotonic() + self._wait_timeout_s
         while not wait([sampling], min(LOOK_S, self._wait_timeout_s)).done:
-            if roles.beside and roles.beside.needs_weights:
+            if roles.beside and self._clock and self._clock.stopping:
+                roles.beside.leave()
+            elif roles.beside and roles.beside.needs_weights:
                 roles.weight_sync.publish(roles.policy, roles.rollout)
             if time.monotonic() > until:
                 raise RunStopped(
@@ -151,6 +177,29 @@ class OneStepAhead:
                 )
         self._sampling = None
         return sampling
+
+    def _owe(self) -> None:
+        """The next step's batch was left: nothing of it was drawn, and the samplers' weights are kept for it."""
+        self._loader.restore(self._position)
+        self._owed = True
+        assert self.folder is not None
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._roles.beside and not self._roles.beside.keep_weights(self.folder):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _sample_owed(self, plan: StepPlan, clock: PhaseClock) -> None:
+        """Sample the batch that is owed to this step, with the weights that were kept for it; where there are none, with the
+        present ones, as its versions show. The ledger has it as the step before would have entered it."""
+        roles, folder = self._roles, self.folder
+        assert folder is not None
+        if roles.beside and folder.is_dir():
+            roles.beside.take_kept(folder)
+        selection = self._sample(plan, clock, respond)
+        roles.weight_sync.publish(roles.policy, roles.rollout)
+        with self.ledger.in_the_step_before():
+            self._have_next(selection)
+        self._owed = False
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _have_next(self, selection: AnySelection) -> None:
         self._next = selection
@@ -174,29 +223,34 @@ class OneStepAhead:
         """No-op: between two steps nothing is sampled."""
         return nullcontext()
 
-    def snapshot(self) -> tuple[Mapping[str, Any], AnySelection | None]:
-        return self.ledger.state(), self._next
+    def snapshot(self) -> OneStepSnapshot:
+        return self.ledger.state(), self._next, self._owed, (self.epochs, self._next_epochs)
 
-    def go_back(self, snapshot: tuple[Mapping[str, Any], AnySelection | None]) -> None:
+    def go_back(self, snapshot: OneStepSnapshot) -> None:
         """Undo a step that was left before its update; sampling that is under way ends first."""
         if self._sampling is not None:
             self._ended(self._sampling, "the step was left")
-        state, self._next = snapshot
+        state, self._next, self._owed, (self.epochs, self._next_epochs) = snapshot
         self.ledger.restore(state)
 
     def start_after(self, step: int) -> None:
         """Start with nothing sampled, after the steps of a synchronous run."""
         self.ledger.start_after(step)
+        self.epochs = self._next_epochs = self._loader.epochs
 
     def state(self) -> dict[str, Any]:
         """Plain values from which ``restore`` resumes."""
         following = self._next and {**_groups_to_plain(self._next.groups), "counts": self._next.counts()}
-        return {"ledger": self.ledger.state(), "next": following}
+        owed = {"owed": True} if self._owed else {}
+        epochs = [self.epochs, self._next_epochs]
+        return {"ledger": self.ledger.state(), "next": following, "epochs": epochs, **owed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Raises: RunStopped when the saved groups do not fit into the bounds of this run."""
         self.ledger.restore(state["ledger"])
-        self._next = None
+        self._next, self._owed = None, bool(state.get("owed"))
+        # An earlier version did not save them
+        self.epochs, self._next_epochs = state.get("epochs", [self._loader.epochs] * 2)
         if state["next"]:
             plan = self._plan_of(self.ledger.steps + 1)
             groups = _groups_from_plain(state["next"], self._prompts)

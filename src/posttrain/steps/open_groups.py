@@ -170,13 +170,15 @@ class OpenGroups:
                     f"which has no such prompt left; the next one is {following}"
                 )
             self._draw()
-        self._admit(is_it, check=False)
+        self._admit(is_it, check=False, started=number - 1 if recorded.started is None else recorded.started)
 
-    def _admit(self, fits: Callable[[Drawn], bool], *, check: bool) -> Entry:
+    def _admit(self, fits: Callable[[Drawn], bool], *, check: bool, started: int | None = None) -> Entry:
         preparing = self._preparing if self._prepared else None
         drawn = self._prepared.popleft() if preparing else self._drawn(fits)
         domain = self._domain(drawn.prompt)
-        entry = self.ledger.admit(drawn.prompt.prompt_id, drawn.draw, drawn.attempt, domain=domain, check=check)
+        entry = self.ledger.admit(
+            drawn.prompt.prompt_id, drawn.draw, drawn.attempt, domain=domain, check=check, started=started
+        )
         samples = self.sampling_of(drawn.draw).samples_per_prompt
         self._groups[entry.serial] = OpenGroup(drawn.prompt, samples)
         if preparing is None:

@@ -31,7 +31,7 @@ EVENTS = [
     {"step": 1, "event": "rest", "pass": 3},
     event(1, "cut", 0, sample=1, turn=0, token=9),
     event(1, "consumed", 2),
-    event(2, "admitted", 3, draw=2, attempt=0),
+    event(2, "admitted", 3, draw=2, attempt=0, started=0),
     event(2, "finished", 3),
     event(2, "finished", 0),
     {"step": 2, "event": "rest", "pass": 4},
@@ -45,7 +45,8 @@ EVENTS = [
 def test_a_step_is_rounds_of_sampling_and_choosing() -> None:
     script = Script.of(EVENTS)
     first, second = script.rounds[1]
-    assert first.admitted == [(0, "p0", 1, 0), (1, "p1", 1, 0), (2, "p2", 2, 1)] and first.chosen == [1]
+    assert first.admitted == [(0, "p0", 1, 0, None), (1, "p1", 1, 0, None), (2, "p2", 2, 1, None)]
+    assert first.chosen == [1] and script.rounds[2][0].admitted == [(3, "p3", 2, 0, 0)]
     assert first.cuts == {(0, 1): 5} and second.cuts == {(0, 1): 9}
     assert first.orders == [Due("order", 0, ("0/0", "0/1")), Due("order", 7, (), ("1/0",)), Due("rest", 9)]
     assert (first.finished, second.finished) == ([1], [2])

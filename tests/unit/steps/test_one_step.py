@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from posttrain.steps.one_step import OneStepAhead
 
 
 class NoClock:
+    stopping = False
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         assert name == "sampler_wait"
@@ -27,12 +30,13 @@ def waiting(sampling: Future[Any]) -> OneStepAhead:
     ahead = OneStepAhead(
         cast(Any, SimpleNamespace(beside=None)),
         nothing,
-        nothing,
+        cast(Any, SimpleNamespace(epochs=0.0)),
         {},
         Bounds(groups_per_step=1, staleness=1, total_steps=9),
         nothing,
         in_thread=True,
         wait_timeout_s=0.01,
+        folder=Path("unused"),
     )
     ahead.start_after(3)
     ahead._sampling, ahead._clock = sampling, cast(Any, NoClock())
@@ -47,7 +51,7 @@ def test_a_sampler_that_does_not_end_stops_the_run_by_name() -> None:
     ):
         ahead.before_sync()
     with pytest.raises(RunStopped, match=r"within 0.01 s after the step was left \(asynchronous.wait_timeout_s\)"):
-        ahead.go_back((ahead.ledger.state(), None))
+        ahead.go_back((ahead.ledger.state(), None, False, (0.0, 0.0)))
 
 
 def test_an_error_of_the_sampler_is_raised_where_it_is_waited_for() -> None:

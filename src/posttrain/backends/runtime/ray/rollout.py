@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.kept_weights import hand_over, keep
 from posttrain.backends.runtime.ray.lockstep import HeldCaches, LockstepStream
 from posttrain.backends.runtime.ray.stream import RemoteStream
 from posttrain.backends.runtime.ray.watch import Member
@@ -69,6 +71,7 @@ class RemoteRollout:
             yield
         finally:
             self._beside = False
+            self._left.clear()
 
     @property
     def needs_weights(self) -> bool:
@@ -81,6 +84,13 @@ class RemoteRollout:
 
     def leave(self) -> None:
         self._left.set()
+
+    def keep_weights(self, folder: Path) -> bool:
+        return self.is_whole and keep(self.workers, folder, self._version)
+
+    def take_kept(self, folder: Path) -> None:
+        self.mend(send=True)
+        self.weights_changed(hand_over(self.workers, folder))
 
     def check_left(self) -> None:
         """Raises: RunStopped when the loop has ended meanwhile; the loss of a trainer."""

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from posttrain.backends.runtime.ray.sending import announced, backend_of
+from posttrain.backends.runtime.ray.sending import announced, backend_of, in_buckets
 from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, RolloutEngine, Served, WeightTaker
@@ -59,6 +59,11 @@ class Taker(Protocol):
         """Read the weights in a folder and serve them."""
         ...
 
+    def next_held(self, bucket_bytes: int) -> Bucket | None:
+        """Return the next part of the weights that are served, None after the last one; at once where they cannot be given
+        back."""
+        ...
+
 
 class CopyTaker:
     """See Taker. For a sampler that reads a module of this process."""
@@ -69,6 +74,7 @@ class CopyTaker:
         self._rollout, self._arriving = rollout, arriving
         self._device, self._timeout_s = device, timeout_s
         self._taken: dict[str, TensorEntry] = {}
+        self._held: Iterator[tuple[tuple[TensorEntry, ...], Tensor]] | None = None
 
     def take_bucket(self, bucket: Bucket) -> Failure | None:
         if isinstance(bucket, Failure):
@@ -97,6 +103,15 @@ class CopyTaker:
 
     def load(self, folder: Path, sent: Served) -> Served:
         raise RunStopped("a sampler that reads a module of its own process takes no folder")
+
+    def next_held(self, bucket_bytes: int) -> Bucket | None:
+        if self._held is None:
+            self._held = in_buckets(iter(self._arriving.items()), bucket_bytes)
+        bucket = next(self._held, None)
+        if bucket is None:
+            self._held = None
+            return None
+        return bucket[0], bucket[1].numpy()
 
     def _take(self, entry: TensorEntry, tensor: Tensor) -> None:
         if entry.name not in self._arriving:
@@ -159,6 +174,9 @@ class ServerTaker:
 
     def load(self, folder: Path, sent: Served) -> Served:
         return self._load(folder, sent)
+
+    def next_held(self, bucket_bytes: int) -> Bucket | None:
+        return None
 
     def _load(self, folder: Path, sent: Served, adapter: str = "") -> Served:
         load = self._server.load_adapter if adapter else self._server.load_folder
