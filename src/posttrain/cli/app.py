@@ -32,6 +32,7 @@ from posttrain.cli import (
     translate,
     tune,
 )
+from posttrain.cli.completion import mend_zsh
 from posttrain.cli.errors import run_guarded
 from posttrain.cli.exit_codes import codes_text, show_exit_codes
 
@@ -43,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: loads nothing, and looks the same in a terminal, a log and a pipe
     pretty_exceptions_enable=False,
 )
+mend_zsh()
 # Unknown options are passed to the command, which explains that overrides have no dashes.
 OVERRIDES = {"ignore_unknown_options": True}
 app.command("init")(init.init)

@@ -76,9 +76,12 @@ def doctor(
     if model is not None:
         from posttrain.backends.rollout.native.outlook import sampling_outlook
         from posttrain.cli.given_model import check_given
+        from posttrain.cli.hub import hub_folder
 
         check_given(model)
-        typer.echo(f"sampling of {model} by rollout.engine=native on a CPU: {sampling_outlook(model)}")
+        given = Path(model).expanduser()
+        folder = str(given) if given.exists() else hub_folder(model, "--model", weights=False)
+        typer.echo(f"sampling of {model} by rollout.engine=native on a CPU: {sampling_outlook(folder)}")
         return
     from posttrain.cli.machine import accelerator_text, disk_text, installed, memory_text, torch_text
     from posttrain.libraries.compilers import find_compiler

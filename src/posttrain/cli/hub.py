@@ -64,17 +64,17 @@ def with_cached_data(loaded: LoadedConfig[Any]) -> tuple[LoadedConfig[Any], bool
         return loaded.warned([f"{what}; {first.command} fetches it"]), False
 
 
-def hub_folder(path: str, field: str) -> str:
+def hub_folder(path: str, field: str, *, weights: bool = True) -> str:
     """The folder of a model that an argument names: in the hub's cache where it names one of the hub, downloaded if missing.
 
-    Raises: ModelError.
+    Args: weights, False where its other files are enough. Raises: ModelError.
     """
     wanted = model_name(path)
     if wanted is None:
         return path
     from posttrain.libraries.hub import fetch_model
 
-    fetched = fetch_model(wanted, field)
+    fetched = fetch_model(wanted, field, weights=weights)
     if fetched.note:
         typer.echo(fetched.note, err=True)
     return fetched.place

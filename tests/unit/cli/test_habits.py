@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,9 @@ from posttrain.cli.report import difference_lines
 from posttrain.cli.start import RESUMABLE
 from posttrain.dialects.entries import ENTRIES
 from posttrain.dialects.native.loader import load
-from posttrain.errors import RequestError
+from posttrain.errors import ModelError, Problem, RequestError
+from posttrain.libraries import hub
+from posttrain.libraries.hub_names import HubName
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -181,6 +184,40 @@ def test_a_shell_completes_commands(shell: str) -> None:
     assert shell in page.partition("## Completion")[2]
 
 
+FIRST_TAB = r"""
+zmodload zsh/zpty
+zpty shell zsh -d -i
+zpty -w shell "PS1='<'ready'> '"
+for try in {1..200}; do
+    if zpty -r -t shell part; then heard+=$part; else sleep 0.1; fi
+    if [[ $heard == *"<ready>"* ]]; then break; fi
+done
+zpty -w -n shell $'posttrain pla\t'
+for try in {1..200}; do
+    if zpty -r -t shell part; then said+=$part; else sleep 0.1; fi
+    if [[ $said == *Explain* ]]; then break; fi
+done
+zpty -d shell
+print -r -- $said
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh")
+def test_the_first_tab_completes_in_zsh(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    home = {"HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "PATH": path, "TERM": "xterm"}
+    install = ["posttrain", "--install-completion", "zsh"]
+    told = home | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    subprocess.run(install, env=os.environ | told, check=True, capture_output=True)
+    script = tmp_path / "tab.zsh"
+    script.write_text(FIRST_TAB)
+    done = subprocess.run(
+        ["zsh", "-f", str(script)], env=os.environ | home, capture_output=True, text=True, timeout=120
+    )
+    assert "Explain a run" in done.stdout, done
+
+
 def commands(group: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The words of every command and group."""
     for name, command in group.commands.items():
@@ -220,6 +257,23 @@ def test_init_makes_the_folder_and_says_what_is_still_to_be_written(tmp_path: Pa
     assert "r.py, which is not there yet" in done.output
     (tmp_path / "r.py").write_text("def score(solution_str):\n    return 0.0\n")
     assert "not there yet" not in CliRunner().invoke(app, [*words, "--overwrite"]).output
+
+
+def test_doctor_asks_the_hub_once_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def away(wanted: HubName, field: str, commit: str = "", *, weights: bool = True) -> hub.Fetched:
+        asked.append(weights)
+        raise ModelError(Problem(f"{wanted.name} cannot be fetched", field=field))
+
+    monkeypatch.setattr(hub, "fetch_model", away)
+    for name in ("org/model", "gpt2"):
+        done = CliRunner().invoke(app, ["doctor", "--model", name])
+        assert isinstance(done.exception, ModelError) and f"{name} cannot be fetched" in str(done.exception)
+    assert asked == [
+        False,
+        False,
+    ]  # without its weights, and transformers, which tries for half a minute, was not asked
 
 
 def test_doctor_prints_one_line_that_installs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
