@@ -35,6 +35,7 @@ TABLES = Tables(
         "released",
         "engines",
         "newest",
+        "code",
     ),
 )
 # Numbers of forks: rllm, Skywork-OR1, One-Shot-RLVR, TTRL (n_val, val_temperature), Search-R1 (n_agent)

@@ -9,6 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.early_correction import early_rejections, first_correction
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
+from posttrain.dialects.verl.strategies import MEGATRON
 from posttrain.errors import did_you_mean
 from posttrain.registry import ADVANTAGES
 
@@ -69,22 +70,30 @@ def terms(keys: Reader, scorer: str) -> dict[str, Any]:
 
 def resampling(keys: Reader) -> dict[str, Any]:
     """PF-PPO's second draw of a step's responses."""
-    section, switch = "algorithm.pf_ppo", "algorithm.use_pf_ppo"
+    switch, method, power = (f"algorithm.{name}" for name in ("use_pf_ppo", *_later_pf_ppo(keys)))
     if not get(keys, switch, False):
-        for name in ("reweight_method", "weight_pow"):
-            keys.ignore(f"{section}.{name}", f"{switch} is false")
+        for key in (method, power):
+            keys.ignore(key, f"{switch} is false")
         return {}
     if keys["algorithm.adv_estimator"] != "gae":
         why = f"verl draws again for gae alone, not for {keys['algorithm.adv_estimator']}"
-        for key in (switch, f"{section}.reweight_method", f"{section}.weight_pow"):
+        for key in (switch, method, power):
             keys.ignore(key, why)
         return {}
-    method = keys[f"{section}.reweight_method"]
-    fields: dict[str, Any] = {"resampling.weights": REWEIGHTED[method]}
-    if method != "pow":
-        keys.ignore(f"{section}.weight_pow", f"{section}.reweight_method is {method}, not pow")
+    fields: dict[str, Any] = {"resampling.weights": REWEIGHTED[keys[method]]}
+    if keys[method] != "pow":
+        keys.ignore(power, f"{method} is {keys[method]}, not pow")
         return fields
-    return fields | {"resampling.exponent": keys[f"{section}.weight_pow"]}
+    return fields | {"resampling.exponent": keys[power]}
+
+
+def _later_pf_ppo(keys: Reader) -> tuple[str, str]:
+    """The names of PF-PPO's settings: those of a section of their own, or of 0.4's code where they are written."""
+    found = []
+    for name in ("reweight_method", "weight_pow"):
+        first = f"pf_ppo_{name}"
+        found.append(first if keys.written(f"algorithm.{first}") else f"pf_ppo.{name}")
+    return found[0], found[1]
 
 
 def uses_critic(keys: Reader) -> bool:
@@ -248,7 +257,11 @@ def rollout_correction(keys: Reader) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     bypass = _bypasses(keys)
     with_ratio = bypass and not _without_ratio(keys)
-    if bypass or get(keys, f"{ACTOR}.use_rollout_log_probs"):
+    recomputed = f"{ACTOR}.recompute_old_log_prob"
+    if keys[f"{ACTOR}.strategy"] != MEGATRON:
+        keys.ignore(recomputed, f"the strategy {MEGATRON} reads it, and this is {keys[f'{ACTOR}.strategy']}")
+    by_sampler = keys[f"{ACTOR}.strategy"] == MEGATRON and get(keys, recomputed) is False
+    if bypass or by_sampler or get(keys, f"{ACTOR}.use_rollout_log_probs"):
         fields[f"{ours}.use_rollout_logprobs"] = True
     level, cap = get(keys, f"{section}.rollout_is"), get(keys, f"{ACTOR}.tis_imp_ratio_cap", -1)
     if level is not None and with_ratio:

@@ -181,7 +181,8 @@ def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
     size = MOST_CHOSEN if size is None and served and not by_tokens else size
     fields = {
         f"{ours}.path": (get(keys, f"{_SERVED}.model_path") if later else None) or keys[f"{_MODEL}.model.path"],
-        f"{ours}.own_template": keys[f"{_MODEL}.model.input_tokenizer"] is not None,
+        f"{ours}.own_template": keys[f"{_MODEL}.model.input_tokenizer"] is not None
+        or get(keys, f"{_MODEL}.model.rm_tokenizer") is not None,
         f"{ours}.max_tokens": keys[f"{_MODEL}.max_length"],
         f"{ours}.trust_remote_code": get(keys, f"{_MODEL}.model.trust_remote_code", False),
         f"{ours}.truncation": get(keys, f"{_MODEL}.truncation", "left"),
