@@ -20,8 +20,8 @@ from transformers.utils.logging import disable_progress_bar
 from posttrain.config.model import ModelConfig
 from posttrain.data.templates import check_template
 from posttrain.errors import ModelError, Problem
-from posttrain.models.gguf_layout import Layout, read_weights
-from posttrain.models.gguf_settings import check_family, read_settings
+from posttrain.models.gguf_layout import FAMILIES, Layout, read_weights
+from posttrain.models.gguf_settings import check_family, complete_settings, read_settings
 from posttrain.models.gguf_tokenizer import read_tokenizer
 from posttrain.models.loading import first_line, load_model_config, load_tokenizer
 
@@ -109,6 +109,8 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         try:
             own = read_settings(link)
             config = own or AutoConfig.from_pretrained(alone, gguf_file=link.name)
+            if own is None and config.model_type in FAMILIES:
+                complete_settings(config, link)
             check_family(config)
             tokenizer = read_tokenizer(link, own=own is not None)
         except (OSError, ValueError, KeyError) as error:

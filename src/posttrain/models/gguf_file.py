@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from transformers import AutoTokenizer
 from posttrain.errors import ModelError, Problem
 from posttrain.models.gguf_kinds import KINDS, check_kind, kind_of, rounded
 from posttrain.models.gguf_layout import Layout
-from posttrain.models.gguf_settings import check_family, head_dim, write_settings
+from posttrain.models.gguf_settings import check_family, head_dim, rope_factors, write_settings
 from posttrain.models.gguf_tokenizer import write_tokenizer
 from posttrain.models.loading import load_model_config
 
@@ -71,7 +70,8 @@ def write_gguf(folder: Path, out: Path, kind: str) -> Written:
 
 
 def _tensors(folder: Path, config: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors in float32, by GGUF's names and in its order of rows; tied output weights are left out."""
+    """The tensors in float32, by GGUF's names and in its order of rows; tied output weights are left out where the family
+    allows it."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118 (not a dict)
@@ -80,27 +80,15 @@ def _tensors(folder: Path, config: Any, layout: Layout) -> Iterator[tuple[str, T
                 renamed = layout.name(name)
                 if renamed is None:
                     raise ModelError(Problem(f"GGUF has no name for the weights {name} of {folder}"))
-                yield renamed, layout.write(name, weights.get_tensor(name).float()).contiguous()
+                tensor = layout.write(name, weights.get_tensor(name).float()).contiguous()
+                yield renamed, tensor
+                if config.tie_word_embeddings and layout.family.own_output and renamed == "token_embd.weight":
+                    yield "output.weight", tensor
     if config.rope_parameters.get("rope_type") == "llama3":
         yield "rope_freqs.weight", rope_factors(config.rope_parameters, head_dim(config))
     if config.rope_parameters.get("rope_type") == "longrope":
         for length in ("long", "short"):
             yield f"rope_factors_{length}.weight", torch.tensor(config.rope_parameters[f"{length}_factor"])
-
-
-def rope_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
-    """The divisors of the rotary frequencies of Llama 3, [head_dim / 2] float32.
-
-    A frequency whose wave is shorter than original / high_freq_factor tokens stays; one that is longer than original /
-    low_freq_factor is divided by factor; between them the two are mixed linearly in original / wavelength.
-    Source: Llama 3.1's reference code, as transformers states it (rope type llama3).
-    """
-    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-    original = rope["original_max_position_embeddings"]
-    frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    waves = original / (2 * math.pi / frequencies)  # wavelengths in the original context
-    mixed = ((waves - low) / (high - low)).clamp(0, 1)
-    return (1 / ((1 - mixed) / factor + mixed)).float()
 
 
 def _compared(file: Path, out: Path, expected: Iterable[tuple[str, Tensor]], stored: Mapping[str, Stored]) -> Written:

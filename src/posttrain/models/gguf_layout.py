@@ -33,6 +33,9 @@ class Family:
     # Those of attention and MLP: llama.cpp reads them where there are any, knows none, or wants all of them.
     biases: Literal["optional", "none", "all"] = "optional"
     layer_norm: bool = False  # LayerNorm, not RMSNorm
+    free_heads: bool = True  # heads may be wider or narrower than the model's width over their number
+    rotates_a_part: bool = False  # of a head's width, where partial_rotary_factor is below 1
+    own_output: bool = False  # tied output weights are in the file, too
     window_ends_text: bool = False  # a window is not in the file, so a text ends with it
     is_own: bool = False  # its configuration is read by gguf_settings, not by transformers
 
@@ -41,26 +44,35 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True, ropes=("default", "llama3")),
     "mistral": Family(gguf.MODEL_ARCH.LLAMA, neighbours=True, ropes=("default", "llama3")),
-    "qwen2": Family(gguf.MODEL_ARCH.QWEN2, ropes=("default", "llama3")),
-    "qwen3": Family(gguf.MODEL_ARCH.QWEN3, ropes=("default", "llama3")),
-    "gemma": Family(
-        gguf.MODEL_ARCH.GEMMA, gains=True, activation=GELU_BY_TANH, ropes=("default", "llama3"), is_own=True
-    ),
-    "gemma2": Family(
-        gguf.MODEL_ARCH.GEMMA2, gains=True, activation=GELU_BY_TANH, ropes=("default", "llama3"), is_own=True
-    ),
+    "qwen2": Family(gguf.MODEL_ARCH.QWEN2, free_heads=False),
+    "qwen3": Family(gguf.MODEL_ARCH.QWEN3, biases="none"),
+    "gemma": Family(gguf.MODEL_ARCH.GEMMA, gains=True, activation=GELU_BY_TANH, biases="none", is_own=True),
+    "gemma2": Family(gguf.MODEL_ARCH.GEMMA2, gains=True, activation=GELU_BY_TANH, biases="none", is_own=True),
     "gemma3_text": Family(
-        gguf.MODEL_ARCH.GEMMA3, gains=True, activation=GELU_BY_TANH, ropes=("default", "llama3", "linear"), is_own=True
+        gguf.MODEL_ARCH.GEMMA3,
+        gains=True,
+        activation=GELU_BY_TANH,
+        ropes=("default", "linear"),
+        biases="none",
+        is_own=True,
     ),
-    "phi3": Family(gguf.MODEL_ARCH.PHI3, ropes=("default", "longrope"), window_ends_text=True, is_own=True),
+    "phi3": Family(
+        gguf.MODEL_ARCH.PHI3,
+        ropes=("default", "longrope"),
+        free_heads=False,
+        rotates_a_part=True,
+        window_ends_text=True,
+        is_own=True,
+    ),
     "granite": Family(gguf.MODEL_ARCH.GRANITE, neighbours=True, is_own=True),
-    "olmo2": Family(gguf.MODEL_ARCH.OLMO2, biases="none", is_own=True),
+    "olmo2": Family(gguf.MODEL_ARCH.OLMO2, biases="none", free_heads=False, own_output=True, is_own=True),
     "smollm3": Family(gguf.MODEL_ARCH.SMOLLM3, neighbours=True, biases="none", is_own=True),
     "starcoder2": Family(
         gguf.MODEL_ARCH.STARCODER2,
         activation=GELU_BY_TANH,
         layer_norm=True,
         biases="all",
+        free_heads=False,
         window_ends_text=True,
         is_own=True,
     ),

@@ -7,11 +7,13 @@ a window only, and by what the products of queries and keys are divided. A model
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
+import torch
+from torch import Tensor
 from transformers import AutoConfig
 
 from posttrain.errors import ModelError, Problem
@@ -22,6 +24,9 @@ from posttrain.models.gguf_layout import FAMILIES, open_file
 WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
 LARGEST = {"gemma2": 46, "gemma3_text": 62}
 LOCAL_ROPE_THETA = 10000.0
+# For Gemma 2 without a cap, a cap so far away that scores below 50 change by less than 1e-5
+NO_CAP = 1e5
+HIGH_FREQ_FACTOR = 4.0  # of Llama 3
 # Every so many layers one of SmolLM3 has no positions.
 WITHOUT_POSITIONS = 4
 # Settings that say that there are biases, and a tensor that has one then
@@ -51,6 +56,15 @@ def check_family(config: Any) -> None:
         raise ModelError(
             Problem(f"this {kind} model attends to the last {window} tokens only, which its GGUF cannot say")
         )
+    if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0 and not family.rotates_a_part:
+        what = f"llama.cpp rotates whole heads of {kind}, and this model {part:g} of them (partial_rotary_factor)"
+        raise ModelError(Problem(what))
+    usual = config.hidden_size // config.num_attention_heads
+    if not family.free_heads and head_dim(config) != usual:
+        what = (
+            f"llama.cpp computes {kind} with heads of {usual} numbers, and this model has {head_dim(config)} (head_dim)"
+        )
+        raise ModelError(Problem(what))
     if family.biases != "optional":
         said = [name for name in ("attention_bias", "mlp_bias", "use_bias") if getattr(config, name, None)]
         if bool(said) != (family.biases == "all"):
@@ -143,9 +157,9 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     if kind in WINDOW_PATTERN:
         writer.add_sliding_window(config.sliding_window)
     if kind == "gemma2":
-        # Zero says: none. llama.cpp takes 50 and 30 where nothing is written.
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping or 0.0)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
+        # llama.cpp takes 50 and 30 where nothing is written, and divides by a zero
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping or NO_CAP)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping or NO_CAP)
     if kind == "granite":
         for name, key in FACTORS.items():
             writer.add_float32(f"{gguf.MODEL_ARCH_NAMES[FAMILIES[kind].architecture]}.{key}", getattr(config, name))
@@ -238,8 +252,8 @@ def read_settings(file: Path) -> Any | None:
         found["layer_types"] = layer_types(kind, found["num_hidden_layers"])
         found["query_pre_attn_scalar"] = query_scalar(AutoConfig.for_model(kind, **found))
     if kind == "gemma2":
-        found["attn_logit_softcapping"] = value("attn_logit_softcapping", 50.0) or None
-        found["final_logit_softcapping"] = value("final_logit_softcapping", 30.0) or None
+        caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        found |= {name: cap if 0 < (cap := value(name, usual)) < NO_CAP else None for name, usual in caps.items()}
     if kind == "gemma3_text":
         scaled = {"rope_type": "linear", "factor": value("rope.scaling.factor")} if value("rope.scaling.factor") else {}
         local = {"rope_type": "default", "rope_theta": value("rope.freq_base_swa", LOCAL_ROPE_THETA)}
@@ -248,6 +262,78 @@ def read_settings(file: Path) -> Any | None:
             "sliding_attention": local,
         }
     return AutoConfig.for_model(kind, **found)
+
+
+def rope_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
+    """The divisors of the rotary frequencies of Llama 3, [head_dim / 2] float32.
+
+    A frequency whose wave is shorter than original / high_freq_factor tokens stays; one that is longer than original /
+    low_freq_factor is divided by factor; between them the two are mixed linearly in original / wavelength.
+    Source: Llama 3.1's reference code, as transformers states it (rope type llama3).
+    """
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    original = rope["original_max_position_embeddings"]
+    frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    waves = original / (2 * math.pi / frequencies)  # wavelengths in the original context
+    mixed = ((waves - low) / (high - low)).clamp(0, 1)
+    return (1 / ((1 - mixed) / factor + mixed)).float()
+
+
+def complete_settings(config: Any, file: Path) -> None:
+    """Set what transformers leaves out of the configuration of a file of another family: biases, the width of heads, and the
+    rotary embedding of Llama 3. Raises: ModelError for divisors of frequencies that are not Llama 3's.
+    """
+    reader = open_file(file)
+    architecture = reader.fields["general.architecture"].contents()
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if width := reader.fields.get(f"{architecture}.attention.key_length"):
+        config.head_dim = int(width.contents())
+    for name, part in {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}.items():
+        if hasattr(config, name):
+            setattr(config, name, f"blk.0.{part}.bias" in tensors)
+    if "rope_freqs.weight" in tensors:
+        factors = [float(factor) for factor in tensors["rope_freqs.weight"].data]
+        config.rope_parameters = llama3_rope(factors, config.rope_parameters["rope_theta"], file)
+
+
+def llama3_rope(factors: Sequence[float], theta: float, file: Path) -> dict[str, Any]:
+    """The settings of rope type llama3 that give these divisors of the frequencies, [head_dim / 2].
+
+    The share at which a frequency is mixed is (original / wavelength - low) / (high - low); what is divided by the whole factor
+    has 0, what stays has 1. It is a line in 1 / wavelength, from which original / low and high / low follow; low is taken as 1.
+    Raises: ModelError when no such settings give them.
+    """
+    width, factor = 2 * len(factors), max(factors)
+    # 1 / wavelength of every frequency
+    inverse = [theta ** (-2 * place / width) / (2 * math.pi) for place in range(len(factors))]
+    shares = [(1 / each - 1 / factor) / (1 - 1 / factor) if factor > 1 else 1.0 for each in factors]
+    mixed = [(x, share) for x, share in zip(inverse, shares, strict=True) if 1e-4 < share < 1 - 1e-4]
+    high = HIGH_FREQ_FACTOR
+    if len(mixed) > 1:
+        (first, one), (last, other) = mixed[0], mixed[-1]
+        slope = (one - other) / (first - last)
+        below = slope * last - other  # low / (high - low)
+        high, original = (1 + 1 / below, slope / below) if below > 0 else (high, 0.0)
+    elif mixed:
+        original = (mixed[0][1] * (high - 1) + 1) / mixed[0][0]
+    else:  # between the shortest wave that is divided and the longest that stays
+        stays = [x for x, share in zip(inverse, shares, strict=True) if share > 0.5]
+        divided = [x for x, share in zip(inverse, shares, strict=True) if share <= 0.5]
+        original = high / min(stays) if stays else 0.5 / max(divided)
+    if abs(original - round(original)) < 1e-3 * original:
+        original = round(original)
+    found = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+    again = rope_factors(found, width).tolist() if original > 0 else []
+    if len(again) != len(factors) or any(abs(a - b) > 1e-3 * b for a, b in zip(again, factors, strict=True)):
+        raise ModelError(Problem(f"{file} has divisors of rotary frequencies (rope_freqs) that are not Llama 3's"))
+    return found
 
 
 def _phi_rope(value: Any, tensors: Mapping[str, Any], width: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from posttrain.errors import ModelError
 from posttrain.models.chat import load_gguf
 from posttrain.models.gguf_file import write_gguf
 from posttrain.models.gguf_pieces import UNMERGED, general_name, space_in_front
-from posttrain.models.gguf_settings import check_family, context_length, longrope_attention
+from posttrain.models.gguf_settings import check_family, context_length, llama3_rope, longrope_attention
 from posttrain.models.gguf_tokenizer import pre_tokenizer_called, pre_tokenizer_name
 from posttrain.models.tiny import draw_weights, write_tiny_model
 
@@ -257,15 +257,101 @@ def test_factors_of_longrope_and_windows_of_phi() -> None:
             "of type yarn are not written as GGUF here for granite",
         ),
         ("phi3", {"rope_parameters": {"rope_type": "llama3"}}, "of type llama3 are not written as GGUF here for phi3"),
+        # llama.cpp does not load these, or computes whole heads: seen with a small model of each
+        *((kind, {"attention_bias": True}, f"{kind} without biases") for kind in ("gemma", "gemma2", "qwen3")),
+        *(
+            (kind, {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}, f"whole heads of {kind}, .* 0.5 of them")
+            for kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite", "olmo2", "starcoder2")
+        ),
+        *((kind, {"head_dim": 24}, r"heads of 16 numbers, .* 24 \(head_dim\)") for kind in ("olmo2", "qwen2", "phi3")),
+        *(
+            (kind, {"rope_parameters": ROPE | {"rope_type": "llama3"}}, f"of type llama3 .* for {kind}")
+            for kind in ("qwen2", "qwen3", "gemma", "gemma2")
+        ),
     ],
 )
 def test_a_model_that_llama_cpp_would_compute_otherwise(kind: str, changes: dict[str, Any], message: str) -> None:
-    settings = {"head_dim": 32, "num_hidden_layers": 3} | ({"query_pre_attn_scalar": 32} if kind[-1] != "a" else {})
-    config = AutoConfig.for_model(kind, **SIZES, **settings)
+    settings = {"num_hidden_layers": 3} | ({"query_pre_attn_scalar": 32} if kind[-1] != "a" else {})
+    wide = {"head_dim": 32} if kind.startswith("gemma") else {}
+    config = AutoConfig.for_model(kind, **SIZES, **settings, **wide)
+    if kind == "mistral":
+        config.sliding_window = None
     for name, value in changes.items():
         setattr(config, name, value)
     with pytest.raises(ModelError, match=message):
         check_family(config)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True, "tie_word_embeddings": True}),
+        ("llama", {"head_dim": 24, "num_key_value_heads": 1}),
+        ("llama", {"rope_parameters": LLAMA3 | {"factor": 8.0, "original_max_position_embeddings": 64}}),
+        (
+            "llama",
+            {"head_dim": 64, "rope_parameters": LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192}},
+        ),
+        (
+            "mistral",
+            {
+                "sliding_window": None,
+                "rope_parameters": LLAMA3 | {"factor": 2.0, "original_max_position_embeddings": 200},
+            },
+        ),
+        ("qwen3", {"head_dim": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 48}),
+        ("olmo2", {"tie_word_embeddings": True}),
+        (
+            "gemma2",
+            {
+                "head_dim": 16,
+                "query_pre_attn_scalar": 16,
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": 3.0,
+            },
+        ),
+        (
+            "gemma2",
+            {
+                "head_dim": 16,
+                "query_pre_attn_scalar": 16,
+                "attn_logit_softcapping": 2.0,
+                "final_logit_softcapping": None,
+            },
+        ),
+    ],
+)
+def test_odd_models_are_read_as_they_compute(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    tokenizer = pieces(in_front=False) if kind == "gemma2" else byte_level(CUTS.get(kind, "qwen2"))
+    sizes = SIZES | {"num_hidden_layers": 2, "vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 2}
+    config = AutoConfig.for_model(kind, **{**sizes, **settings})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    draw_weights(model, 0)
+    model.save_pretrained(tmp_path / "odd")
+    tokenizer.save_pretrained(tmp_path / "odd")
+    write_gguf(tmp_path / "odd", tmp_path / "odd.gguf", "f32")
+    said = gguf.GGUFReader(tmp_path / "odd.gguf").fields
+    assert not any(
+        field.contents() == 0.0 for key, field in said.items() if "softcapping" in key
+    )  # llama.cpp divides by it
+    read, _ = load_gguf(tmp_path / "odd.gguf")
+    ids = torch.tensor([tokenizer(TEXT).input_ids])
+    with torch.no_grad():
+        wanted, found = (each(ids).logits.log_softmax(-1) for each in (model, read))
+    assert torch.allclose(found, wanted, atol=1e-4), float((found - wanted).abs().max())
+
+
+def test_divisors_of_frequencies_that_are_not_of_llama_3(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not Llama 3's"):
+        llama3_rope([1.0, 3.0, 2.0, 8.0], 10000.0, tmp_path / "m.gguf")
+    # By hand: of one wave in the middle, (original / wavelength - 1) / 3 = 1/2 where original is 2.5 wavelengths
+    wave = 2 * 3.141592653589793 * 10.0  # theta 100, head of 4: frequencies 1 and 1/10
+    found = llama3_rope([1.0, 1 / (0.5 / 8 + 0.5), 8.0], 1000.0, tmp_path / "m.gguf")
+    assert found["original_max_position_embeddings"] == pytest.approx(2.5 * wave, rel=1e-3)
 
 
 def test_the_name_by_which_llama_cpp_knows_phi() -> None:
