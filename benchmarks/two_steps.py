@@ -40,13 +40,16 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
     data.write_text("".join(json.dumps(_row(config, number)) + "\n" for number in range(ROWS)))
     file = folder / "run.yaml"
     file.write_text(to_yaml(_shrunk(config, data, folder, model)))
-    done = subprocess.run(
-        [sys.executable, "-m", "posttrain", "train", str(file)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "posttrain", "train", str(file)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not two steps within {LIMIT_S} s"
     steps = folder / "run" / "metrics.jsonl"
     count = sum(1 for line in steps.read_text().splitlines() if '"step"' in line) if steps.is_file() else 0
     if done.returncode == 0 and count >= 2:

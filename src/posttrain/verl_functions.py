@@ -41,7 +41,7 @@ LOSS_INPUTS: Mapping[str, str] = {
 FILLED_IN = ("loss_agg_mode", "rollout_is_weights", "rollout_is_weight", "num_repeat", "norm_adv_by_std_in_grpo")
 CONFIG = "config"  # their section algorithm, or actor
 _DEFAULTS: Mapping[str, float] = {"gamma": 1.0, "lam": 1.0}
-_DECORATORS = ("register_adv_est", "register_policy_loss")
+_DECORATORS = ("register_adv_est", "register_policy_loss", "register_advantage_estimator")
 _TENSORS = ("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "ndarray", "TensorDict", "DataProto")
 
 
@@ -107,6 +107,12 @@ def _registered_names(node: ast.FunctionDef, tree: ast.Module) -> Iterator[str]:
                         yield name
                     case ast.Attribute(value=ast.Name(id=enum), attr=member):
                         yield _member(tree, enum, member)
+    for line in ast.walk(tree):  # SkyRL's AdvantageEstimatorRegistry.register("name", function)
+        match line:
+            case ast.Call(
+                func=ast.Attribute(attr="register"), args=[ast.Constant(value=str(name)), ast.Name(id=called)]
+            ) if called == node.name:
+                yield name
 
 
 def _member(tree: ast.Module, enum: str, member: str) -> str:

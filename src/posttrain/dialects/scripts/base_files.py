@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from posttrain.config.reading.overrides import parse_overrides
 from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import BASE_FILES, HOLDS, RENAMED, Trainer, keys_asked_by
 from posttrain.errors import ConfigError, Problem
@@ -31,7 +32,27 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
     base = _base(trainer, named, list(roots))
     if trainer.module in RENAMED:
         rest = [*HOLDS[trainer.module], *_renamed(trainer, rest)]
+    if (
+        trainer.written.startswith("skyrl.")
+        or ".skyrl." in trainer.written
+        or trainer.written.startswith("examples.train")
+    ):
+        rest = [_quoted(word) for word in rest]
     return (*base, *rest, *keys_asked_by(trainer))
+
+
+def _quoted(word: str) -> str:
+    """A word of a program that reads its arguments with OmegaConf alone, where any text may stand behind the =: in quotes where
+    Hydra's grammar does not take it (``dataset_split=train[:200]``)."""
+    key, equals, value = word.partition("=")
+    if not equals or value[:1] in ("", "'", '"', "[", "{", "$"):
+        return word
+    try:
+        parse_overrides([word])
+    except ConfigError:
+        text = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"{key}='{text}'"
+    return word
 
 
 def _named_file(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -95,6 +95,14 @@ def test_a_function_is_found_by_the_name_it_is_registered_under() -> None:
     assert called("plain") == "plain" and called("other") is None
 
 
+def test_a_call_registers_as_well() -> None:
+    """SkyRL's registries are given a name and a function."""
+    text = "AdvantageEstimatorRegistry.register('lone', over_all)\n"
+    tree = ast.parse("def over_all(token_level_rewards, response_mask, index): ...\n" + text)
+    found = find(tree, "lone")
+    assert found is not None and found.definition.name == "over_all" and find(tree, "other") is None
+
+
 def test_its_inputs_and_settings_are_read_from_the_source(file: str) -> None:
     about = ADVANTAGES.describe("shifted", file)
     assert about.inputs == ("token_rewards", "response_mask", "group_index", "valid") and list(about.settings) == [

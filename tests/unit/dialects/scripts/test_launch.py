@@ -193,6 +193,12 @@ def test_lines_that_a_shell_does_not_pass_are_reported(tmp_path: Path, end: str)
             "skyrl",
             ["a=1", "++trainer.fully_async.enabled=true"],
         ),
+        # OmegaConf alone reads the arguments of newer programs: any text may stand behind the =
+        (
+            "uv run -m skyrl.train.main_sft 'dataset_split=train[:200]' a=1 b=[1,2]",
+            "skyrl",
+            ["dataset_split='train[:200]'", "a=1", "b=[1,2]"],
+        ),
         (
             "python -m examples.train.algorithms.dapo.main_dapo_fully_async",
             "skyrl",
