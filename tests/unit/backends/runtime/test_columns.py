@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.backends.runtime.ray.columns import from_columns, stored, to_columns
-from posttrain.backends.runtime.ray.worker import PackedGroups
+from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
+from posttrain.errors import RunStopped
 from posttrain.records.stored_rows import HeldArray, StoredRow, digest_of
 from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
 
@@ -92,3 +93,24 @@ def test_stored_columns_hold_places_and_read_the_same() -> None:
     for one, expected in zip(found, given_ones, strict=True):
         assert isinstance(one.token_ids, StoredRow) and isinstance(one.logprobs, StoredRow)
         assert one.token_ids.digest == digest_of(expected.token_ids)
+
+
+def test_groups_that_the_store_has_no_room_for_end_the_call_that_samples_them() -> None:
+    """A query for news, which nobody waits for, finds none; they are not lost, and come when there is room."""
+    full = [True]
+
+    def keep(array: Any) -> HeldArray:
+        if full:
+            raise RunStopped("no room")
+        return HeldArray(array)
+
+    outbox = Outbox(keep=keep)
+    outbox.add_group((1, 0), (response(),))
+    assert outbox.take()[1].numbers == []
+    with pytest.raises(RunStopped, match="no room"):
+        outbox.take_groups()
+    outbox.add_group((1, 0), (response(),))
+    assert outbox.take()[1].numbers == []
+    full.clear()
+    outbox.add_group((1, 1), (response((), ()),))
+    assert outbox.take()[1].unpacked() == [((1, 0), (response(),)), ((1, 1), (response((), ()),))]

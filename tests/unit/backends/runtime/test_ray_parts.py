@@ -331,6 +331,21 @@ def test_an_object_store_without_room_is_one_clear_error(monkeypatch: pytest.Mon
     assert "Make room in /dev/shm" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_part_of_a_batch_that_died_with_its_process_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.exceptions import ObjectLostError
+
+    from posttrain.backends.runtime.ray.cluster import RayArray
+
+    def get(promise: object) -> None:
+        raise ObjectLostError("ab", None, "the owner\nand its stack")
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(RunStopped, match="^a part of the batch is lost: ") as found:
+        RayArray("a promise").read()
+    assert "\n" not in str(found.value)
+
+
 def test_a_worker_that_ray_kills_for_memory_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray reports it by another error than that of any other death."""
     import ray

@@ -116,7 +116,13 @@ class Outbox:
         with self.lock:
             tokens, groups, notices = self.tokens, self.groups, self.notices
             self.tokens, self.groups, self.notices = 0, [], []
-        return tokens, PackedGroups.of(groups, self.keep), notices
+        try:
+            packed = PackedGroups.of(groups, self.keep)
+        except RunStopped:  # the store is full: the call that samples ends with these groups, and with the same error
+            with self.lock:
+                self.groups = groups + self.groups
+            packed = PackedGroups.of([])
+        return tokens, packed, notices
 
 
 class Worker:
