@@ -341,7 +341,7 @@ def test_a_part_of_a_batch_that_died_with_its_process_is_one_error(monkeypatch: 
         raise ObjectLostError("ab", None, "the owner\nand its stack")
 
     monkeypatch.setattr(ray, "get", get)
-    with pytest.raises(RunStopped, match="^a part of the batch is lost: ") as found:
+    with pytest.raises(RunStopped, match=r"^a part of the batch is lost: ") as found:
         RayArray("a promise").read()
     assert "\n" not in str(found.value)
 
