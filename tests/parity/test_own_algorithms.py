@@ -230,3 +230,32 @@ def test_a_launch_in_a_fork_of_verl_trains_with_the_forks_own_functions(
     for line in (folder / "samples/step_1.jsonl").read_text().splitlines():
         sample = json.loads(line)
         assert sample["advantage"] == pytest.approx(3 * sample["reward"], abs=1e-5)
+
+
+TOKENS = """
+def compute_padding_advantage(token_level_rewards, responses, response_mask, index):
+    assert (responses[response_mask == 0] == 7).all() and (response_mask == 0).any(), responses
+    return response_mask * 1.0, response_mask * 1.0
+"""
+
+
+def test_tokens_behind_a_response_are_the_pad_token(tmp_path: Path) -> None:
+    """As verl pads them, which estimators that count tokens leave out by it."""
+    import torch
+
+    from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainerLogprobs
+    from posttrain.records.plans import AdvantagePlan
+    from posttrain.steps.advantage import estimate_advantages
+
+    (tmp_path / "own.py").write_text(TOKENS)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    batch = SequenceBatch(
+        tokens=torch.tensor([[1, 3, 4, 5], [1, 6, 0, 0]]), prompt_lengths=torch.tensor([1, 1]), response_mask=mask,
+        rollout_logprobs=torch.zeros(2, 3), group_index=torch.tensor([0, 0]), trajectory_index=torch.tensor([0, 1]),
+        sample_ids=("a", "b"),
+    )  # fmt: skip
+    valid = torch.tensor([True, True])
+    scored = ScoredBatch(sequences=batch, rewards=torch.ones(2), valid=valid, trained=valid)
+    shaped = ShapedBatch(scored=scored, logprobs=TrainerLogprobs(), rewards=torch.ones(2))
+    plan = AdvantagePlan(name="padding", path=str(tmp_path / "own.py"), pad_token=7)
+    assert torch.equal(estimate_advantages(shaped, None, plan).advantages, mask.float())

@@ -48,8 +48,11 @@ from posttrain.rewards.served import term_names
 from posttrain.user_files import absolute
 
 
-def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]) -> RunPlan:
-    """Build the plan of a reinforcement-learning run."""
+def run_plan(
+    config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt], pad_token: int | None = None
+) -> RunPlan:
+    """Build the plan of a reinforcement-learning run. ``pad_token`` is the tokenizer's, which estimators written for verl see
+    behind responses."""
     assert batches.total_steps is not None, "the number of steps is planned from the data"
     correction = config.loss.rollout_correction
     corrected = RolloutCorrectionPlan(
@@ -98,6 +101,7 @@ def run_plan(config: RunConfig, batches: BatchPlan, validation: Sequence[Prompt]
             whiten_rewards=config.advantage.whiten_rewards,
             whiten=config.advantage.whiten,
             clip=config.advantage.clip,
+            pad_token=pad_token or 0,
         ),
         resampling=ResamplingPlan(**config.resampling.model_dump()),
         group_filter=GroupFilterPlan(**config.group_filter.model_dump()),

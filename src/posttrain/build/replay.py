@@ -224,7 +224,7 @@ def _started(config: RunConfig, training_prompts: int | None) -> Iterator[tuple[
     batches, problems = plan_batches(config, training_prompts)
     if batches is None:
         raise ConfigError(problems)
-    plan = run_plan(config, batches, [])
+    plan = run_plan(config, batches, [], tokenizer.pad_token_id)
     with closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer)) as roles:
         yield roles, plan
 

@@ -128,7 +128,7 @@ def under_way_with(
         positions = check_prompts_fit(config, prompts, validation)
         if batches.critic:
             check_critic_fits(config, tokenizer, prompts)
-        plan = run_plan(config, batches, validation)
+        plan = run_plan(config, batches, validation, tokenizer.pad_token_id)
         trackers = run_trackers(config.tracking, folder.path)
 
         say(f"loading model {config.model.path}")

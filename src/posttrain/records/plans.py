@@ -174,6 +174,7 @@ class AdvantagePlan:
     whiten_rewards: bool = False
     whiten: bool = False
     clip: float | None = None
+    pad_token: int = 0  # behind the tokens of responses, for estimators that read them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,11 @@ def _run_estimator(
     if "trajectory_index" in needed:
         return _both(estimator(*inputs, **plan.parameters))
     whole = joined(batch)
-    advantages, returns = _both(estimator(*map(whole.join_all, inputs), **plan.parameters))
+    inputs = [whole.join_all(each) for each in inputs]
+    if "response_tokens" in needed:
+        place = needed.index("response_tokens")
+        inputs[place] = inputs[place].masked_fill(~whole.join(available["response_mask"]), plan.pad_token)
+    advantages, returns = _both(estimator(*inputs, **plan.parameters))
     return whole.split(advantages), None if returns is None else whole.split(returns)
 
 
