@@ -56,6 +56,12 @@ class StoredRow(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values().tolist())
 
+    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self) + other
+
+    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return other + tuple(self)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values(), dtype)
 

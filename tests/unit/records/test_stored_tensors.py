@@ -119,6 +119,7 @@ def test_a_stored_row_reads_like_a_tuple() -> None:
     row = StoredRow(HeldArray(np.array([7, 8, 9, 4])), 1, 2, digest_of((8, 9)))
     assert row == (8, 9) and list(row) == [8, 9] and len(row) == 2 and row[0] == 8
     assert row[1:] == (9,) and (*row, 1) == (8, 9, 1) and hash(row) == hash((8, 9)) and repr(row) == "(8, 9)"
+    assert row + (1,) == (8, 9, 1) and (1,) + row == (1, 8, 9)
     assert np.asarray(row, np.int64).tolist() == [8, 9] and row != (8,) and row != 3
     assert digest_of(row) == digest_of((8, 9)) != digest_of((9, 8))
 
