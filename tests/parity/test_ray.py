@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import assert_same, config
+from ray_runs import assert_same, config, metrics_of
 
 from posttrain.build.train import train_run
 
@@ -132,6 +132,46 @@ def test_conversations_have_the_same_numbers(address: str, tmp_path: Path, tiny_
     alone = train_run(config(tmp_path, tiny_llama, "alone", game))
     two = game | SHARDED | {"placement": SHARDED["placement"] | _ray(address)}
     assert_same(train_run(config(tmp_path, tiny_llama, "run", two)), alone)
+
+
+OWN_DISTRIBUTIONS = """
+import json, urllib.request
+
+def plays(episode):
+    '''Two turns: one warmer than the run, one within a schema and colder.'''
+    messages = [{"role": "user", "content": "say"}]
+    schema = {"type": "json_schema", "json_schema": {"name": "number", "schema": {"enum": [17, 4, "red"]}}}
+    for own in ({"temperature": 1.6}, {"temperature": 0.5, "response_format": schema}):
+        body = json.dumps({"model": "policy", "messages": messages, **own}).encode()
+        headers = {"Authorization": "Bearer " + episode.api_key, "Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(episode.base_url + "/chat/completions", body, headers)) as said:
+            message = json.load(said)["choices"][0]["message"]
+        messages += [message, {"role": "user", "content": "more"}]
+    assert message["content"] in ("17", "4", '"red"'), message
+    return len(message["content"]) / 5
+"""
+
+
+def test_distributions_of_their_own_have_the_same_numbers(address: str, tmp_path: Path, tiny_llama: Path) -> None:
+    """Turns of an agent that are drawn warmer, or within a grammar, are trained as they were drawn, in two workers as in one."""
+    pytest.importorskip("llguidance")
+    (tmp_path / "agent.py").write_text(OWN_DISTRIBUTIONS)
+    agent = {
+        "data": {"train_files": []},
+        "reward": {"terms": []},
+        "environment": {
+            "name": "agent",
+            "settings": {"function": f"{tmp_path / 'agent.py'}:plays"},
+            "train_episodes": 8,
+            "workers": 2,
+        },
+        "rollout": {"temperature": 0.9, "max_response_tokens": 12},
+    }
+    alone = train_run(config(tmp_path, tiny_llama, "alone", agent, steps=2))
+    two = agent | SHARDED | {"placement": SHARDED["placement"] | _ray(address)}
+    found = train_run(config(tmp_path, tiny_llama, "run", two, steps=2))
+    assert_same(found, alone)
+    assert max(line["gap/max"] for line in metrics_of(found)) < 1e-4  # sampler and trainer agree on the distributions
 
 
 def _ray(address: str) -> dict[str, Any]:

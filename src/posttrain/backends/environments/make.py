@@ -275,7 +275,18 @@ def _options(value: Any) -> TurnOptions:
         raise BadAnswer(f"stop is {_shown(stop)} instead of texts")
     if seed is not None and type(seed) is not int:
         raise BadAnswer(f"seed is {_shown(seed)} instead of a number")
-    return TurnOptions(stop=tuple(stop), seed=seed, draws_as=str(values.get("draws_as") or ""))
+    temperature = None if values.get("temperature") is None else _number(values["temperature"], "temperature")
+    if temperature is not None and temperature <= 0:
+        raise BadAnswer(f"temperature is {temperature:g} instead of a number above 0")
+    return TurnOptions(
+        stop=tuple(stop),
+        seed=seed,
+        draws_as=str(values.get("draws_as") or ""),
+        top_logprobs=(_count(values, "top_logprobs") or 0) if values.get("top_logprobs") else 0,
+        prompt_logprobs=values.get("prompt_logprobs") is True,
+        temperature=temperature,
+        grammar=str(values.get("grammar") or ""),
+    )
 
 
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 import torch
 
 from posttrain.backends.environments.inline import InlineHost
+from posttrain.backends.environments.make import _plain_event, event_of
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.backends.environments.start import built_in_tools
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvHost, EnvSpec, EnvStart, EnvStep, TurnOptions
 from posttrain.processes import proc
 
 WORLD = '''
@@ -445,3 +448,20 @@ def test_a_worker_costs_little_memory(
         assert not proc.mapped_files([host._workers[0].pid], str(Path(torch.__file__).parent))
     finally:
         host.close()
+
+
+def test_the_options_of_a_turn_come_through_a_process_whole() -> None:
+    given = TurnOptions(
+        stop=("a", "b"), seed=3, draws_as="x", top_logprobs=2, prompt_logprobs=True, temperature=0.5, grammar="g"
+    )
+    usual = TurnOptions()
+    # Every option is given here: a new one has to be carried, too
+    assert all(getattr(given, each.name) != getattr(usual, each.name) for each in fields(TurnOptions))
+    for options in (given, usual):
+        asked = EnvAsk(turn="1", line=0, messages=[{"role": "user", "content": "a"}], options=options)
+        found = event_of(json.loads(json.dumps(_plain_event(asked))))
+        assert isinstance(found, EnvAsk) and found.options == options
+    for wrong in ({"temperature": 0}, {"temperature": float("nan")}, {"temperature": "hot"}, {"top_logprobs": -1}):
+        plain = _plain_event(EnvAsk(turn="1", line=0, messages=[], options=given))
+        plain["ask"]["options"] |= wrong
+        assert isinstance(event_of(plain), EnvFailed), wrong
