@@ -21,8 +21,9 @@ _ARGUMENTS = f"{_MODEL}.reward_kwargs"  # of the reward manager
 _SERVED = "reward.reward_model"  # its later name, where it is served
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
 WHOLE_SEQUENCE = ("0.1", "0.2")
+RATE_LIMITED_TIMEOUT_S = 300.0  # of one call of the manager rate_limited
 MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
-MANAGERS = ("naive", "prime", "dapo", "batch", "remote", "gdpo")
+MANAGERS = ("naive", "prime", "dapo", "batch", "remote", "gdpo", "rate_limited")
 
 CHECKOUT_MANAGERS = ("verl/workers/reward_manager", "verl/experimental/reward_loop/reward_manager")
 
@@ -166,6 +167,11 @@ def _workers(keys: Reader) -> dict[str, Any]:
     limit = get(keys, f"{_ARGUMENTS}.timeout", get(keys, f"{_ARGUMENTS}.compute_score_timeout"))
     if limit is None and _manager(keys) not in MANAGERS:
         limit = MANAGER_TIMEOUT_S
+    if _manager(keys) == "rate_limited":
+        count, limit = get(keys, "reward.max_concurrent", 1), get(keys, "reward.timeout", RATE_LIMITED_TIMEOUT_S)
+    else:
+        for name in ("max_concurrent", "timeout"):
+            keys.ignore(f"reward.{name}", "the reward manager rate_limited reads it")
     fields = {"reward.workers": count, "reward.timeout_s": limit}
     return {name: value for name, value in fields.items() if value is not None}
 
