@@ -19,6 +19,11 @@ With T_g and T_t, the seconds that the synchronous step generates and does every
   version, so of resets only T_t is left;
 - least of one_step: the mean over its own steps of max(T_g, T_t), which none can go below;
 - ceiling of ragged: all passes of the step with full slots. Its bound is the passes of the longest response over S + 1 steps.
+  The column "allowed" is the same in seconds: (T_g + T_t) / (G + T_t), where G is the longer of T_g / (S + 1) and of the passes
+  with full slots times the seconds of such a pass; and how much of that gain was reached.
+
+--cpu-seconds counts the processor's time of this process in the place of seconds, with one thread: what a case of one process
+(ragged) takes on a machine that does nothing else. Seconds of a machine with other work cannot be compared.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 PROMPTS, SAMPLES = 8, 2
@@ -66,6 +73,7 @@ class Found:
     passes: float  # of the sampler
     prefills: float  # of these
     full_passes: float  # that the same tokens need with full slots
+    full_pass_s: float  # seconds of one of these; 0 where none was made
     stale: float  # steps
     trainer_waited: float  # share of the step
     longest: list[float]  # seconds of the slowest environment of each step
@@ -82,10 +90,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--median-s", type=float, default=0.4, help="environments: median of their answers")
     parser.add_argument("--update-s", type=float, default=1.4, help="environments: every update sleeps besides")
+    parser.add_argument("--cpu-seconds", action="store_true", help="the processor's time, with one thread")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the passes")
     arguments = parser.parse_args()
     from common import print_rows, print_table
 
+    if arguments.cpu_seconds:
+        count_cpu_seconds()
     bounds = [0, *(int(each) for each in arguments.staleness.split(","))]
     tables = []
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +125,11 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
     plain = found[0]
     rest = plain.step_s - plain.rollout_s
     header = ["case", "S", "T_g : T_t, s", "step, s", "samples/h", "times as fast"]
-    more = ["two times", "bound"] if case != "ragged" else ["passes (prefills)", "times fewer", "bound", "ceiling"]
+    more = (
+        ["two times", "bound"]
+        if case != "ragged"
+        else ["passes (prefills)", "times fewer", "bound", "ceiling", "allowed"]
+    )
     rows = []
     for bound, run in found.items():
         gain = plain.step_s / run.step_s
@@ -132,9 +147,28 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
                 f"{fewer:.2f}",
                 f"{min(bound + 1.0, ceiling):.2f}",
                 f"{ceiling:.2f}",
+                allowed(gain, plain, bound) if bound else "",
             ]
         rows.append([*row, f"{run.stale:.2f}", f"{100 * run.trainer_waited:.0f} %" if bound else ""])
     return [*header, *more, "mean staleness", "trainer waited"], rows
+
+
+def allowed(gain: float, plain: Found, bound: int) -> str:
+    """The gain in seconds of a step whose passes all have full slots, or of one that shares its passes with S others, whichever
+    is less; and the share of it that was reached."""
+    sampling_s = max(plain.full_passes * plain.full_pass_s, plain.rollout_s / (bound + 1))
+    most = plain.step_s / (sampling_s + plain.step_s - plain.rollout_s)
+    return f"{most:.2f} ({100 * (gain - 1) / (most - 1):.0f} %)"
+
+
+def count_cpu_seconds() -> None:
+    """Have the clock of a step count the processor's time of this process."""
+    import torch
+
+    from posttrain.run import clock
+
+    torch.set_num_threads(1)
+    clock.time = SimpleNamespace(perf_counter=time.process_time, time=time.time)  # type: ignore[assignment]
 
 
 def rows_beside(found: dict[int, Found]) -> tuple[list[str], list[list[str]]]:
@@ -180,6 +214,7 @@ class Simulated:
 
     def __init__(self, case: str, update_s: float):
         self.case, self.update_s, self.passes, self.prefills = case, update_s, 0, 0
+        self.full_s: list[float] = []  # processor's seconds of passes with full slots that only decode
 
     def __enter__(self) -> Simulated:
         from posttrain.backends.rollout.native.stream import NativeStream
@@ -195,7 +230,11 @@ class Simulated:
 
         def counted(stream: NativeStream) -> Any:
             self.passes += 1
-            return step(stream)
+            prefills, rows, began = self.prefills, len(stream._active), time.process_time()
+            ended = step(stream)
+            if rows == PROMPTS * SAMPLES and self.prefills == prefills:
+                self.full_s.append(time.process_time() - began)
+            return ended
 
         def prefilled(stream: NativeStream, admitted: Any) -> None:
             self.prefills += 1
@@ -232,7 +271,7 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
             "sequences_per_micro_batch_per_device": PROMPTS * SAMPLES,
         },
         # A step of tiny products gains nothing from a second thread.
-        "placement": {"device": "cpu", **({"cpu_threads": 1} if case != "ragged" else {})},
+        "placement": {"device": "cpu", **({"cpu_threads": 1} if case != "ragged" or given.cpu_seconds else {})},
         "loss": {"rollout_correction": {"weights": "token"}},
         "validation": {"before_training": False, "after_training": False},
         "checkpoint": {"at_end": False},
@@ -290,6 +329,7 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         passes=counted.passes / len(lines),
         prefills=counted.prefills / len(lines),
         full_passes=tokens / (PROMPTS * SAMPLES) / len(lines),
+        full_pass_s=median(counted.full_s) if counted.full_s else 0.0,
         stale=mean("async/staleness_steps_mean"),
         trainer_waited=mean("time/trainer_waited_share"),
         waited_s=mean("time/sampler_wait_s"),

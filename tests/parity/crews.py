@@ -55,6 +55,8 @@ class MortalCrew(ThreadCrew):
         return result
 
     def drop(self, member: SeatInThread) -> None:
+        if member not in self._members:
+            return  # the other thread has found it, too
         super().drop(member)
         if self._renew:
             name = f"{member.name} again"
@@ -62,6 +64,8 @@ class MortalCrew(ThreadCrew):
             self._joining.append(fresh)
 
     def wait_for_joiner(self) -> None:
+        for member in [each for each in self._members if each.trouble]:
+            self.drop(member)
         if not self._joining:
             raise RunStopped("no sampler is left, and none is being started")
 

@@ -225,11 +225,15 @@ def test_a_killed_sampler_gives_its_groups_away(
 
 @pytest.mark.slow
 def test_a_run_whose_samplers_all_die_waits_for_another(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that joins gets the trainer's present weights; without any the run stops and says so."""
+    """The one that joins gets the trainer's present weights, also in a replay; without any the run stops and says so."""
     with monkeypatch.context() as patch:
         samplers = with_samplers(patch, Samplers(1, renews=True))
         kill_in_step(patch, samplers, 2)
-        assert_each_group_is_trained_once(train_run(make("one", asynchronous=SEPARATE)))
+        one = train_run(make("one", asynchronous=SEPARATE))
+    assert_each_group_is_trained_once(one)
+    with monkeypatch.context() as patch:
+        with_samplers(patch, Samplers(1, renews=True))
+        assert results(train_run(make("again", asynchronous=SEPARATE), replay=one)) == results(one)
     with monkeypatch.context() as patch:
         samplers = with_samplers(patch, Samplers(1))
         kill_in_step(patch, samplers, 2)

@@ -178,14 +178,14 @@ class Apart:
                 return chosen
             if self._script is None and (self._crew.joiners or not self._fleet.samplers):
                 self._take_in(clock)
-            elif self._script and self._thread.ask(lambda: self._fleet.rest_is_due and self._choice_waits()):
+            elif self._script and self._thread.ask(lambda: self._fleet.takes_in and self._choice_waits()):
                 self._take_in(clock)  # as the recorded run did here
             self._groups.check_heard(number)
             time.sleep(POLL_S)
 
     def _take_in(self, clock: PhaseClock) -> None:
         """Give new samplers the trainer's weights while it waits for responses; the others get them with these."""
-        if not self._fleet.samplers:
+        if not self._fleet.samplers and self._script is None:
             self._crew.wait_for_joiner()
         with clock.phase("weight_sync"), self._at_rest():
             self._send()

@@ -151,11 +151,12 @@ class Fleet:
         self.resting = False
 
     @property
-    def rest_is_due(self) -> bool:
-        """True when the recorded run let its samplers rest now."""
+    def takes_in(self) -> bool:
+        """True when the recorded run let its samplers rest now, or had lost them all, and another one joined."""
         due = [post.script.due(post.passes) for post in self._posts if post.script and post.turn is None]
         rests = len(due) == len(self._posts) and all(each is not None and each.kind == "rest" for each in due)
-        return bool(self._posts) and not self._ended and rests
+        joins = bool(self._posts) or bool(self._again and self._joined in self._again.joined)
+        return joins and not self._ended and rests
 
     def served(self, version: int, content_hash: str) -> None:
         """All members of the crew have echoed these weights; new ones take their posts.
