@@ -12,12 +12,13 @@ BASE   ?=
 TWO_STEPS := tests/parity/test_dialect_examples.py::test_ppo_in_every_language_has_the_same_losses
 VLLM   := .venv-vllm
 VERIFIERS := .venv-verifiers
+TRITON := .venv-triton
 
 # Where it is set, as in many container images, each of the processes that tests and runs start would compile posttrain anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-slow vllm-env verifiers-env browser torture dist soak lint format docs clean
+.PHONY: help demo check test test-slow vllm-env verifiers-env triton-env browser torture dist soak lint format docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,9 @@ vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run 
 
 verifiers-env: $(VERIFIERS)/.installed  ## make .venv-verifiers, on whose environments a slow test trains
 	@echo "POSTTRAIN_VERIFIERS_PYTHON=$(CURDIR)/$(VERIFIERS)/bin/python make test-slow ARGS='-k of_the_package'"
+
+triton-env: $(TRITON)/.installed  ## make .venv-triton, in whose interpreter a slow test runs the kernels for CUDA
+	@echo "POSTTRAIN_TRITON=$(CURDIR)/$(TRITON) make test-slow ARGS='-k triton'"
 
 browser: $(VENV)/.dev-installed  ## install what the slow tests click through the report with (as root also Debian's chromium)
 	@$(PIP) --editable '.[demo,dev,browser]'
@@ -113,6 +117,10 @@ $(VLLM)/.installed: Makefile
 	@touch $@
 
 # verifiers needs other versions of what posttrain needs, too, and 0.4 others than those before.
+$(TRITON)/.installed: Makefile
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --target $(TRITON) triton==3.9.0
+	@touch $@
+
 $(VERIFIERS)/.installed: Makefile
 	@$(PYTHON) -m venv $(VERIFIERS)
 	@$(VERIFIERS)/bin/python -m pip install -qq --disable-pip-version-check verifiers==0.1.14

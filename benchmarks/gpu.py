@@ -154,6 +154,7 @@ def samplers(path: str, arguments: argparse.Namespace) -> None:
         repeated = torch.tensor(ids, device=arguments.device).repeat_interleave(SAMPLES, dim=0)
         works = {
             "native": partial(native.generate, prompts, sampling),
+            "native, passes not recorded": partial(unrecorded, native, prompts, sampling),
             "model.generate": partial(
                 plain.generate,
                 repeated,
@@ -177,6 +178,13 @@ def samplers(path: str, arguments: argparse.Namespace) -> None:
                 [str(count), name, f"{took:.2f}", f"{rate:,.0f}", f"{took / found['native'][0]:.2f}x", f"{memory:,.0f}"]
             )
     print_table(["sequences", "sampler", "s", "tokens/s", "time / native's", "peak above the model, MiB"], rows)
+
+
+def unrecorded(native: Any, prompts: list[Prompt], sampling: SamplingParams) -> None:
+    """Sample with every kernel of a decoding pass started by itself."""
+    recorded, native.token_pass.graphed = native.token_pass.graphed, None
+    native.generate(prompts, sampling)
+    native.token_pass.graphed = recorded
 
 
 def reset_peak(device: str) -> float:

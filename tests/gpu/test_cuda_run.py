@@ -67,3 +67,16 @@ def test_the_steps_are_those_of_the_cpu(tmp_path: Path, tiny_llama: Path) -> Non
 def test_bfloat16_samples_what_it_trains(tmp_path: Path, tiny_llama: Path) -> None:
     for line in metrics(tmp_path, tiny_llama, DEVICE, "bfloat16"):
         assert line["gap/mean"] < 0.05  # 8 bits of each number
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path, tiny_llama: Path, dtype: str) -> None:
+    """Nothing is added up in an order that changes from run to run."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    one, other = (metrics(tmp_path / name, tiny_llama, DEVICE, dtype) for name in ("one", "other"))
+    for here, there in zip(one, other, strict=True):
+        differing = [
+            name for name in here if not name.startswith(("time/", "speed/", "memory/")) and here[name] != there[name]
+        ]
+        assert not differing

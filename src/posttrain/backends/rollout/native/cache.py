@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library sees few shapes
 GROWTH = 1.5  # of the number of slots
 LENGTH_GROWTH = 1.125  # of their length: less, because products include the unused part
+KERNELS_LENGTH_GROWTH = 2.0  # where kernels read what there is
 LENGTH_UNUSED = 0.25  # largest unused share of a slot's length
 # Largest number of keys of a pass for which plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144).
 FEW_NUMBERS = 1 << 15
@@ -36,6 +37,9 @@ class Slots:
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
         self.keys = [torch.zeros(0, kv_heads, head_dim, 0, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+        self.moves = 0  # times that they were allocated again
+        self.unused_costs = device.type == "cpu"  # time, in every product
+        self._length_growth = LENGTH_GROWTH if self.unused_costs else KERNELS_LENGTH_GROWTH
 
     @property
     def length(self) -> int:
@@ -48,13 +52,13 @@ class Slots:
         if slots > had_slots:
             slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
         if length > had_length:
-            more = int(LENGTH_GROWTH * had_length)
+            more = int(self._length_growth * had_length)
             length = _round_up(max(length, more if longest is None else min(more, longest)))
         self._resize(max(slots, had_slots), max(length, had_length))
 
     def trim(self, length: int) -> None:
         """Free the memory after ``length`` tokens in every slot, when that is much."""
-        if length < (1 - LENGTH_UNUSED) * self.length:
+        if self.unused_costs and length < (1 - LENGTH_UNUSED) * self.length:
             self._resize(len(self.keys[0]), _round_up(length))
 
     def _resize(self, slots: int, length: int) -> None:
@@ -62,6 +66,7 @@ class Slots:
         had_slots, kv_heads, head_dim, had_length = self.keys[0].shape
         if (slots, length) == (had_slots, had_length):
             return
+        self.moves += 1
         kept = min(length, had_length)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             self.keys[layer] = keys.new_zeros(slots, kv_heads, head_dim, length)
@@ -105,6 +110,7 @@ class KeyValueCache:
         self.prompts = Slots(**kind, dtype=dtype, device=device)
         self.responses = Slots(**kind, dtype=dtype, device=device)
         self._parts: list[tuple[int, int, int, int]] | None = None
+        self._rows: dict[int, Tensor] = {}  # by their number: slots and lengths of the rows of a pass
 
     @classmethod
     def of(cls, model: PreTrainedModel, most_slots: int | None = None) -> KeyValueCache:
@@ -147,7 +153,29 @@ class KeyValueCache:
         self.responses.trim(longest)
         device = self.responses.keys[0].device
         self._parts = None
-        self.places = torch.tensor(response_lens, device=device)
+        numbers = torch.tensor([prompt_slots, prompt_lens, response_lens])
+        if rows not in self._rows:
+            self._rows[rows] = numbers.to(device)
+        self.prompt_slots, self.prompt_lens, self.places = self._rows[rows].copy_(numbers)
+        self._listed: tuple[Sequence[int], Sequence[int]] | None = prompt_slots, prompt_lens
+
+    @property
+    def moves(self) -> int:
+        """Number of times that its tensors have moved: between two moves those of an equal number of rows stay where they are."""
+        return self.prompts.moves + self.responses.moves
+
+    @property
+    def order(self) -> Tensor:
+        """The announced rows by their prompts, [rows] int64."""
+        self._arrange()
+        return self._rows_by_prompt
+
+    def _arrange(self) -> None:
+        """Make the indices by which torch's operations, unlike kernels, read and write the announced rows."""
+        if self._listed is None:
+            return
+        (prompt_slots, prompt_lens), self._listed = self._listed, None
+        rows, device = len(prompt_slots), self.places.device
         # Flat indices of these positions: keys as one line of numbers, values as one line of vectors.
         kv_dim, room = self.kv_heads * self.responses.keys[0].shape[2], self.responses.length
         self._row_numbers = torch.arange(rows, device=device)
@@ -158,8 +186,6 @@ class KeyValueCache:
         # The prompt slots are not trimmed: longer prompts may be held whose responses have not begun yet.
         seen, room = _round_up(max(prompt_lens)), self.prompts.length
         self._visible = (seen if seen < (1 - LENGTH_UNUSED) * room else room, self.responses.length)
-        self.prompt_slots = torch.tensor(prompt_slots, device=device)
-        self.prompt_lens = torch.tensor(prompt_lens, device=device)
         self._masks: dict[int | None, Tensor] = {}
         # Rows by prompt: one line per prompt, padded with row 0 where it has fewer samples than another.
         self._prompts = max(prompt_slots) + 1
@@ -167,7 +193,7 @@ class KeyValueCache:
         for row, slot in enumerate(prompt_slots):
             lines[slot].append(row)
         self._per_prompt = max(len(line) for line in lines)
-        self.order = torch.tensor([row for line in lines for row in line], device=device)
+        self._rows_by_prompt = torch.tensor([row for line in lines for row in line], device=device)
         order = [row for line in lines for row in line + [0] * (self._per_prompt - len(line))]
         back = [0] * rows
         for slot, line in enumerate(lines):
@@ -197,6 +223,7 @@ class KeyValueCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the new token of every row. Args: key, value [rows, kv_heads, head_dim]."""
+        self._arrange()
         keys, values = self.responses.keys[layer], self.responses.values[layer]
         if key.numel() > FEW_NUMBERS:
             keys.permute(0, 3, 1, 2).index_put_((self._row_numbers, self.places), key)
@@ -232,6 +259,7 @@ class KeyValueCache:
 
         Args: query [rows, heads, head_dim], heads a multiple of kv_heads. Returns: [rows, heads, head_dim].
         """
+        self._arrange()
         rows, heads, dim = query.shape
         prompt_len, response_len = self._visible
         kv, slots = self.kv_heads, self._prompts

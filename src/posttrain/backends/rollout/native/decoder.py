@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import LANES, Kernels, Turn
+from posttrain.backends.rollout.native.kernels import PassKernels, Turn
 from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, product, unknown_part
 from posttrain.backends.rollout.native.products import Product
 from posttrain.models.packed_attention import Packed, attend_packed
@@ -27,7 +27,7 @@ NORMS = ("norm", "final_layernorm")  # a body's last one, by its name
 PREFILL_ROWS = 512
 UNTURNED = "unturned"  # kind of the layers without position embeddings
 
-# From a layer's number, its queries and keys, values and turn, as Kernels.attend takes them: its attention.
+# From a layer's number, its queries and keys, values and turn, as PassKernels.attend takes them: its attention.
 Attend = Callable[[int, Tensor, Tensor, Turn], Tensor]
 
 
@@ -64,7 +64,7 @@ def _not_read(hidden: Tensor) -> Tensor:
 class Decoder:
     """The fast decoding pass of one model. An adapter on the model is applied."""
 
-    def __init__(self, model: PreTrainedModel, kernels: Kernels | None = None):
+    def __init__(self, model: PreTrainedModel, kernels: PassKernels | None = None):
         self.model = model
         self.kernels = kernels
         self.body: Any = model.get_decoder()
@@ -131,7 +131,7 @@ class Decoder:
 
     def _pieces(self, tokens: int) -> list[tuple[int, int]]:
         """Cut a row into pieces of about equal size, (begin, end) each; attention by operations of torch takes the whole row."""
-        count = -(-tokens // PREFILL_ROWS) if self.compiled_attention else 1
+        count = -(-tokens // PREFILL_ROWS) if self._compiled_prefill else 1
         bounds = [tokens * number // count for number in range(count + 1)]
         return list(pairwise(bounds))
 
@@ -191,7 +191,11 @@ class Decoder:
     @property
     def compiled_attention(self) -> bool:
         """True where attention goes through kernels."""
-        return self.kernels is not None and self.head_dim >= LANES
+        return self.kernels is not None and self.head_dim >= self.kernels.narrowest
+
+    @property
+    def _compiled_prefill(self) -> bool:
+        return self.compiled_attention and self.kernels is not None and self.kernels.reads_prompts
 
     def over_cache(self, cache: KeyValueCache) -> Attend:
         """Return the attention of one new token per row, which is announced to the cache."""
@@ -224,7 +228,7 @@ class Decoder:
             asked = query.transpose(0, 1)[None]
             return attend_packed(asked, keys, values, layout, *self.attention_settings[number])[0].flatten(1)
 
-        return compiled if self.compiled_attention else plain
+        return compiled if self._compiled_prefill else plain
 
     def _turned(self, query_key: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions."""

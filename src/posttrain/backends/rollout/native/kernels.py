@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,8 +56,70 @@ class Turn(NamedTuple):
     rotated: int  # numbers at the beginning of a head
 
 
+class PassKernels(Protocol):
+    """Kernels for what a pass computes between its products, for tensors of one dtype on one kind of device."""
+
+    dtype: torch.dtype
+    narrowest: int  # width that the kernels can compute
+    reads_prompts: bool  # True: ``prefill`` is there
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
+        """Compute x / sqrt(mean(x^2) + eps), times the weight in one of the forms.
+
+        Args: x [..., width]; weight [width]. Returns: [..., width], contiguous.
+        """
+
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        """Compute silu (or gelu, approximated by tanh) of the first half of a row, times the second.
+
+        Args: gate_up [rows, 2 * width] contiguous. Returns: [rows, width].
+        """
+
+    def attend(
+        self,
+        cache: KeyValueCache,
+        layer: int,
+        query_key: Tensor,
+        value: Tensor,
+        turn: Turn,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row.
+
+        Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
+            scaling, window, softcap: see KeyValueCache.attend.
+        Returns: [rows, heads * head_dim].
+        """
+
+    def prefill(
+        self,
+        cache: KeyValueCache,
+        layer: int,
+        parts: Tensor,
+        query_key: Tensor,
+        value: Tensor,
+        turn: Turn,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
+        attention of every token over what its slot then holds.
+
+        Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
+            query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
+            scaling, window, softcap: see KeyValueCache.attend.
+        Returns: [rows, heads * head_dim]; rows in no part are not set.
+        """
+
+
 class Kernels:
-    """Kernels for CPU tensors of one dtype whose widths are LANES at least."""
+    """Kernels for CPU tensors of one dtype whose widths are LANES at least. See PassKernels."""
+
+    narrowest = LANES
+    reads_prompts = True
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
         assert LENGTH_STEP % LANES == 0  # the capacity of a slot
@@ -75,10 +137,6 @@ class Kernels:
             function.restype = None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
-        """Compute x / sqrt(mean(x^2) + eps), times the weight in one of the forms.
-
-        Args: x [..., width]; weight [width]. Returns: [..., width], contiguous.
-        """
         x = x.contiguous()
         width = len(weight)
         rows, threads = x.numel() // width, torch.get_num_threads()
@@ -87,10 +145,6 @@ class Kernels:
         return output
 
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
-        """Compute silu (or gelu, approximated by tanh) of the first half of a row, times the second.
-
-        Args: gate_up [rows, 2 * width] contiguous. Returns: [rows, width].
-        """
         rows, width = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, width)
         self._gated(gate_up.data_ptr(), gelu, rows, width, output.data_ptr(), torch.get_num_threads())
@@ -107,13 +161,7 @@ class Kernels:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row. Rows of one
-        prompt read it together.
-
-        Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            scaling, window, softcap: see KeyValueCache.attend.
-        Returns: [rows, heads * head_dim].
-        """
+        """See PassKernels.attend. Rows of one prompt read it together."""
         rows, turned, dim = query_key.shape
         heads = turned - cache.kv_heads
         cos, sin, rotated = turn
@@ -163,14 +211,6 @@ class Kernels:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
-        attention of every token over what its slot then holds.
-
-        Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
-            query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            scaling, window, softcap: see KeyValueCache.attend.
-        Returns: [rows, heads * head_dim]; rows in no part are not set.
-        """
         rows, turned, dim = query_key.shape
         heads, (cos, sin, rotated), prompts = turned - cache.kv_heads, turn, cache.prompts
         output = query_key.new_empty(rows, heads * dim)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from posttrain.backends.rollout.native.experts import mixture
-from posttrain.backends.rollout.native.kernels import LANES, Kernels
+from posttrain.backends.rollout.native.kernels import PassKernels
 from posttrain.backends.rollout.native.products import Product, stacked_product
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
@@ -154,7 +154,7 @@ def _are_experts(module: Any) -> bool:
 class Reader:
     """Reads layers, with kernels where there are some for a part."""
 
-    def __init__(self, kernels: Kernels | None, head_dim: int, clip: float | None):
+    def __init__(self, kernels: PassKernels | None, head_dim: int, clip: float | None):
         self.kernels, self.head_dim, self.clip = kernels, head_dim, clip
         self._norm_forms: dict[type, NormForm | None] = {}
 
@@ -191,7 +191,7 @@ class Reader:
             or not isinstance(weight, Tensor)
             or weight.dim() != 1
             or weight.dtype != self.kernels.dtype
-            or len(weight) < LANES
+            or len(weight) < self.kernels.narrowest
         ):
             return cast(Rows, module)
         if type(module) not in self._norm_forms:
@@ -205,7 +205,7 @@ class Reader:
         """Return the form of an RMS norm in which the kernel's numbers are the module's, but for its rounding; None for
         other norms."""
         assert self.kernels is not None
-        x = 3 * torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype) + 1
+        x = 3 * torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight) + 1
         own, kernel = module(x).detach().float(), self.kernels.norm
         apart = {form: float((kernel(x, weight, eps, form).float() - own).norm()) for form in NormForm}
         form = min(NormForm, key=lambda form: apart[form])
@@ -236,7 +236,8 @@ class Reader:
 
     def _gated(self, activation: nn.Module, width: int) -> Rows:
         """Return the activation of the first half of a row, times the second half."""
-        if self.kernels is not None and isinstance(activation, SILU + GELU_TANH) and width >= LANES:
+        known = isinstance(activation, SILU + GELU_TANH)
+        if self.kernels is not None and known and width >= self.kernels.narrowest:
             return partial(self.kernels.gated, gelu=isinstance(activation, GELU_TANH))
 
         def gated(gate_up: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ a conversation are kept until its next turn, which then prefills only the new to
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +36,7 @@ from posttrain.backends.rollout.native.responses import (
     stop_reason,
     trajectory_of,
 )
-from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, uniforms
+from posttrain.backends.rollout.native.sampling import logit_rows, uniforms
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
@@ -321,20 +322,22 @@ class NativeStream:
         if self.routers:
             for response, chosen in zip(active, self.routers.stacked(recorded).numpy(), strict=False):
                 response.experts.append(chosen)
-        pieces = iter(hidden.split(LOGIT_ROWS))  # as _draw asks for them
+        pieces = iter(hidden.split(logit_rows(hidden.device)))  # as _draw asks for them
         self._draw(active, lambda some: self.token_pass.logits(next(pieces)[: len(some)]))
 
     def _draw(self, responses: list[Response], logits: Callable[[list[Response]], Tensor]) -> None:
         """Draw the next token of each response and record if it ends. ``logits`` is called for consecutive responses."""
-        for first in range(0, len(responses), LOGIT_ROWS):
-            some = responses[first : first + LOGIT_ROWS]
-            tokens, logprobs = draw_next_tokens(some, logits(some), self.sampling)
-            if not torch.isfinite(logprobs).all():
+        count = logit_rows(self.model.device)
+        for first in range(0, len(responses), count):
+            some = responses[first : first + count]
+            drawn, their_logprobs = draw_next_tokens(some, logits(some), self.sampling)
+            tokens, logprobs = drawn.tolist(), their_logprobs.tolist()
+            if not all(map(math.isfinite, logprobs)):
                 raise RunStopped(
                     f"the model's logits are not finite while sampling, with weights of version {self.version}: the "
                     "weights have diverged or hold NaN; resume from an earlier checkpoint with a lower learning rate"
                 )
-            for response, token, logprob in zip(some, tokens.tolist(), logprobs.tolist(), strict=True):
+            for response, token, logprob in zip(some, tokens, logprobs, strict=True):
                 response.token_ids.append(token)
                 response.logprobs.append(logprob)
                 response.stop_reason = stop_reason(response, self.sampling, self.end_tokens, self.tokenizer)

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from posttrain.algos.fused_scoring import score_tokens
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
-from posttrain.backends.rollout.native.kernels import DTYPES, LANES, Kernels, load_kernels
-from posttrain.backends.rollout.native.sampling import LOGIT_ROWS, logprob_of
+from posttrain.backends.rollout.native.graphs import GraphedStep, unrecordable
+from posttrain.backends.rollout.native.kernels import DTYPES, PassKernels, load_kernels
+from posttrain.backends.rollout.native.sampling import logit_rows, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, last_hidden_states
@@ -28,9 +29,9 @@ class TokenPass:
         self.decoder: Decoder | None = None  # the fast pass
         self.note = ""  # message for the user: why sampling is slower than it could be
         self._form = HeadForm()
-        on_cpu = model.device.type == "cpu" and model.dtype in DTYPES
-        loaded = load_kernels(model.dtype) if on_cpu else None
-        kernels = loaded if isinstance(loaded, Kernels) else None
+        self.graphed: GraphedStep | None = None
+        loaded = _kernels(model)
+        kernels = None if isinstance(loaded, str) else loaded
         found = fast_pass(model, kernels)
         if isinstance(found, str):
             self.note = f"sampling goes through transformers' own modules, which is slower: {found}"
@@ -43,8 +44,13 @@ class TokenPass:
         elif kernels is not None and not self.decoder.compiled_attention:
             self.note = (
                 "attention goes without compiled kernels, which is slower: heads of "
-                f"{self.decoder.head_dim} numbers are narrower than their {LANES}"
+                f"{self.decoder.head_dim} numbers are narrower than their {kernels.narrowest}"
             )
+        if model.device.type == "cuda" and self.decoder.compiled_attention:
+            reason = unrecordable(model)
+            self.graphed = None if reason else GraphedStep(self.decoder.step)
+            if reason:
+                self.note = f"passes are not recorded as CUDA graphs, which is slower: {reason}"
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:
@@ -55,6 +61,8 @@ class TokenPass:
         try:
             yield
         finally:
+            if self.graphed is not None:
+                self.graphed.clear()
             if self.decoder is not None:
                 self.decoder.drop_weights()
 
@@ -86,7 +94,7 @@ class TokenPass:
                 return self.logits(states), None, []
             if top > 0:
                 return self.logits(states[ends]), *_likeliest(
-                    map(self.logits, states.split(LOGIT_ROWS)), following, top
+                    map(self.logits, states.split(logit_rows(states.device))), following, top
                 )
             head = self._form.of(self.model)
             return self.logits(states[ends]), score_tokens(states, head, following, temperature=1.0).logprobs, []
@@ -99,9 +107,10 @@ class TokenPass:
         ).logits[0]
         if following is None:
             return logits, None, []
+        rows = logit_rows(logits.device)
         if top > 0:
-            return logits[ends], *_likeliest(logits.split(LOGIT_ROWS), following, top)
-        pieces = zip(logits.split(LOGIT_ROWS), following.split(LOGIT_ROWS), strict=True)
+            return logits[ends], *_likeliest(logits.split(rows), following, top)
+        pieces = zip(logits.split(rows), following.split(rows), strict=True)
         return logits[ends], torch.cat([logprob_of(some.float(), tokens) for some, tokens in pieces]), []
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
@@ -111,7 +120,8 @@ class TokenPass:
         """
         if self.decoder is None:
             return logits_by_modules(self.model, token_ids, positions, cache, CachedRows(cache))
-        return self.decoder.step(token_ids, positions, cache)
+        step = self.graphed or self.decoder.step
+        return step(token_ids, positions, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits, [some of the rows, vocabulary]."""
@@ -125,6 +135,17 @@ class TokenPass:
         return logits
 
 
+def _kernels(model: PreTrainedModel) -> PassKernels | str | None:
+    """Return the kernels for the model's device and dtype, or why they cannot be had; None where there are none."""
+    if model.device.type == "cuda":
+        try:
+            from posttrain.backends.rollout.native.triton_kernels import load_triton_kernels
+        except ImportError as error:
+            return f"Triton cannot be imported ({error})"
+        return load_triton_kernels(model.dtype)
+    return load_kernels(model.dtype) if model.device.type == "cpu" and model.dtype in DTYPES else None
+
+
 def _plain(inputs: Mapping[str, Any]) -> bool:
     """Return True for tokens with one position each: no images, and no positions in a plane."""
     return set(inputs) == {"input_ids", "position_ids"} and inputs["position_ids"].dim() == 2
@@ -136,7 +157,7 @@ def _likeliest(
     """Return the log-prob of each following token, [N] nats, and the likeliest tokens at each place: both of one softmax, so that
     the likeliest token has the same log-prob in both. Args: pieces, logits of consecutive places."""
     found, likeliest = [], []
-    for some, tokens in zip(pieces, following.split(LOGIT_ROWS), strict=True):
+    for some, tokens in zip(pieces, following.split(logit_rows(following.device)), strict=True):
         logprobs = some.float().log_softmax(dim=1)
         found.append(logprobs.gather(1, tokens[:, None])[:, 0])
         best = logprobs.topk(min(top, logprobs.shape[1]), dim=1)

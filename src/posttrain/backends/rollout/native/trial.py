@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Attend, Decoder, unknown_parts
-from posttrain.backends.rollout.native.kernels import Kernels
+from posttrain.backends.rollout.native.kernels import PassKernels
 from posttrain.backends.rollout.native.parts import router_of
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, head_form
@@ -23,7 +23,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
 @torch.inference_mode()
-def fast_pass(model: PreTrainedModel, kernels: Kernels | None = None) -> tuple[Decoder, HeadForm] | str:
+def fast_pass(model: PreTrainedModel, kernels: PassKernels | None = None) -> tuple[Decoder, HeadForm] | str:
     """Test the fast pass on ``model``. Returns: the pass, without weights yet, and the form of the head; or why it cannot be
     used. The kernels are left out where the pass is correct only without them."""
     reason = unknown_parts(model)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import Kernels, Turn, load_kernels
+from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn, load_kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.loading import load_causal_lm
@@ -23,6 +27,8 @@ from posttrain.models.tiny import write_tiny_model
 
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.02, "atol": 0.02}}
 DTYPES = pytest.mark.parametrize("dtype", list(CLOSE))
+# Triton's run on a CUDA device, or slowly in its interpreter: TRITON_INTERPRET=1.
+KINDS = pytest.mark.parametrize("kind", ["c++", "triton"])
 
 
 def tiny_pass(folder: Path) -> TokenPass:
@@ -36,13 +42,35 @@ def compiled(dtype: torch.dtype) -> Kernels:
     return found
 
 
+def device_of(kind: str) -> torch.device:
+    return torch.device("cuda" if kind == "triton" and torch.cuda.is_available() else "cpu")
+
+
+def kernels_of(kind: str, dtype: torch.dtype) -> PassKernels:
+    if kind == "c++":
+        return compiled(dtype)
+    pytest.importorskip("triton")
+    if not torch.cuda.is_available():
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1")
+        if dtype is torch.bfloat16:
+            pytest.skip("the interpreter multiplies the bits of bfloat16 as if they were whole numbers")
+    from posttrain.backends.rollout.native.triton_kernels import load_triton_kernels
+
+    found = load_triton_kernels(dtype)
+    assert not isinstance(found, str)
+    return found
+
+
+@KINDS
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 5, 40])
 @pytest.mark.parametrize("width", [16, 41, 48])
 @pytest.mark.parametrize("form", NormForm)
-def test_norm(dtype: torch.dtype, rows: int, width: int, form: NormForm) -> None:
-    x, weight = torch.randn(rows, width).to(dtype), torch.randn(width).to(dtype)
-    got = compiled(dtype).norm(x, weight, 1e-3, form)
+def test_norm(kind: str, dtype: torch.dtype, rows: int, width: int, form: NormForm) -> None:
+    with device_of(kind):
+        x, weight = torch.randn(rows, width).to(dtype), torch.randn(width).to(dtype)
+    got = kernels_of(kind, dtype).norm(x, weight, 1e-3, form)
     scaled = x.float() / (x.float().square().mean(dim=1, keepdim=True) + 1e-3).sqrt()
     expected = {
         NormForm.ROUNDED: scaled.to(dtype) * weight,
@@ -59,24 +87,28 @@ def test_norm_by_hand() -> None:
     torch.testing.assert_close(got, torch.tensor([1.2, 1.6]).repeat_interleave(8).expand(2, 2, 16))
 
 
+@KINDS
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("width", [16, 35])
 @pytest.mark.parametrize("activation", [silu, partial(gelu, approximate="tanh")], ids=["silu", "gelu"])
-def test_gated(dtype: torch.dtype, rows: int, width: int, activation: Any) -> None:
-    gate, up = 20 * torch.randn(rows, width).to(dtype), torch.randn(rows, width).to(dtype)
-    gate[0, :6] = torch.tensor([0.0, -0.0, 90.0, -90.0, 1e30, -1e30])
-    got = compiled(dtype).gated(torch.cat([gate, up], dim=1), gelu=activation is not silu)
+def test_gated(kind: str, dtype: torch.dtype, rows: int, width: int, activation: Any) -> None:
+    with device_of(kind):
+        gate, up = 20 * torch.randn(rows, width).to(dtype), torch.randn(rows, width).to(dtype)
+        gate[0, :6] = torch.tensor([0.0, -0.0, 90.0, -90.0, 1e30, -1e30])
+    got = kernels_of(kind, dtype).gated(torch.cat([gate, up], dim=1), gelu=activation is not silu)
     torch.testing.assert_close(got, activation(gate) * up, **CLOSE[dtype])
 
 
+@KINDS
 @DTYPES
-def test_what_is_not_a_number_stays_in_its_place(dtype: torch.dtype) -> None:
-    x = torch.ones(2, 64).to(dtype)
+def test_what_is_not_a_number_stays_in_its_place(kind: str, dtype: torch.dtype) -> None:
+    with device_of(kind):
+        x, weight = torch.ones(2, 64).to(dtype), torch.ones(64, dtype=dtype)
     x[0, 3] = torch.nan
-    kernels = compiled(dtype)
+    kernels = kernels_of(kind, dtype)
     assert kernels.gated(x, gelu=False).isnan().nonzero().tolist() == [[0, 3]]
-    normed = kernels.norm(x, torch.ones(64, dtype=dtype), 1e-5, NormForm.ROUNDED)
+    normed = kernels.norm(x, weight, 1e-5, NormForm.ROUNDED)
     assert normed[0].isnan().all() and not normed[1].isnan().any()
 
 
@@ -84,8 +116,8 @@ def ragged_cache(
     rows: list[tuple[int, int]], prompt_lens: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> KeyValueCache:
     """Rows of (prompt, tokens of the response so far), full of random numbers where tokens are and of NaN elsewhere."""
-    cpu = torch.device("cpu")
-    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=cpu)
+    device = torch.get_default_device()
+    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=device)
     cache.prefilling([(0, length, slot, 0) for slot, length in enumerate(prompt_lens)])
     cache.decoding([p for p, _ in rows], [prompt_lens[p] for p, _ in rows], [cached for _, cached in rows])
     parts = ((cache.prompts, prompt_lens), (cache.responses, [cached for _, cached in rows]))
@@ -105,7 +137,7 @@ def without_nan(cache: KeyValueCache) -> KeyValueCache:
         kv_heads=cache.kv_heads,
         head_dim=cache.prompts.keys[0].shape[2],
         dtype=cache.prompts.keys[0].dtype,
-        device=torch.device("cpu"),
+        device=cache.prompts.keys[0].device,
     )
     other.prefilling([(0, cache.prompts.length, len(cache.prompts.keys[0]) - 1, 0)])
     other.decoding(*rows)
@@ -137,6 +169,7 @@ def turn_of(x: Tensor, turn: Turn) -> Tensor:
     return (x.float() * cos + rolled.float() * sin).to(x.dtype)
 
 
+@KINDS
 @DTYPES
 @given(
     prompt_lens=st.lists(st.integers(1, 90), min_size=1, max_size=3),
@@ -149,6 +182,7 @@ def turn_of(x: Tensor, turn: Turn) -> Tensor:
 )
 @settings(max_examples=40)
 def test_attention(
+    kind: str,
     dtype: torch.dtype,
     prompt_lens: list[int],
     rows: list[tuple[int, int]],
@@ -159,15 +193,16 @@ def test_attention(
     softcap: float | None,
 ) -> None:
     """Of ragged groups: what comes out, and what is stored. Numbers behind the end of a row are never looked at."""
-    kernels = compiled(dtype)
+    kernels = kernels_of(kind, dtype)
     torch.manual_seed(len(rows))
     kv_heads, heads = 2, 2 * shared
     rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
-    cache = ragged_cache(rows, prompt_lens, heads, kv_heads, dim, dtype)
-    expected_cache = without_nan(cache)
-    projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
+    with device_of(kind):
+        cache = ragged_cache(rows, prompt_lens, heads, kv_heads, dim, dtype)
+        expected_cache = without_nan(cache)
+        projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
+        turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
     query_key, value = projected.split([heads + kv_heads, kv_heads], dim=1)
-    turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
     got = kernels.attend(cache, 0, query_key, value, turn, 0.3, window, softcap)
     expected = by_torch(expected_cache, query_key, value, turn, window, softcap)
     assert (got - expected).norm() <= CLOSE[dtype]["rtol"] * expected.norm()
@@ -294,3 +329,28 @@ def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest
     token_pass = tiny_pass(tmp_path)
     assert token_pass.decoder is not None and token_pass.decoder.kernels is None
     assert "without compiled kernels, which is slower: their results differ here" in token_pass.note
+
+
+@pytest.mark.slow
+def test_kernels_for_cuda_in_tritons_interpreter() -> None:
+    """Triton is not installed for this: its package takes more room than all others together."""
+    where = os.environ.get("POSTTRAIN_TRITON")
+    if not where:
+        pytest.skip("POSTTRAIN_TRITON does not name a folder with Triton (make triton-env)")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        __file__,
+        "-k",
+        "triton and not interpreter",
+    ]
+    environment = os.environ | {"PYTHONPATH": where, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert done.returncode == 0 and passed and int(passed[1]) > 20, done.stdout[-3000:]
