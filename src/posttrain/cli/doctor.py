@@ -80,8 +80,8 @@ def doctor(
 
         check_given(model)
         given = Path(model).expanduser()
-        folder = str(given) if given.exists() else hub_folder(model, "--model", weights=False)
-        typer.echo(f"sampling of {model} by rollout.engine=native on a CPU: {sampling_outlook(folder)}")
+        found = str(given) if given.exists() else hub_folder(model, "--model", weights=False)
+        typer.echo(f"sampling of {model} by rollout.engine=native on a CPU: {sampling_outlook(found)}")
         return
     from posttrain.cli.machine import accelerator_text, disk_text, installed, memory_text, torch_text
     from posttrain.libraries.compilers import find_compiler

@@ -79,7 +79,7 @@ def _read(path: str) -> Mapping[str, Any]:
 
 
 def _named(orchestrator: Mapping[str, Any], places: tuple[tuple[str, ...], ...]) -> dict[str, PlayedEnv]:
-    found = {}
+    found: dict[str, PlayedEnv] = {}
     for place in places:
         there: Any = orchestrator
         for key in place:
@@ -103,9 +103,3 @@ def _source(source: Mapping[str, Any]) -> Iterator[tuple[str, PlayedEnv]]:
             str(source.get("name") or source["id"]),
             PlayedEnv(source["id"], arguments if isinstance(arguments, Mapping) else {}),
         )
-
-
-# Keys of a source that stand beside the block where the two are one table.
-OUTSIDE = frozenset(
-    {"name", "ratio", "sampling", "group_size", "algo", "curriculum", "serve", "num_examples", "interval"}
-)

@@ -68,13 +68,13 @@ class StoredTensor(Tensor):
     """
 
     parts: tuple[Stretches, ...]
-    _values: Tensor | None
+    _in_memory_values: Tensor | None
 
     @staticmethod
     def __new__(cls, parts: tuple[Stretches, ...], width: int, dtype: torch.dtype) -> StoredTensor:
         shape = len(parts[0].lengths), width
-        made: StoredTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
-        made.parts, made._values = parts, None
+        made: StoredTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        made.parts, made._in_memory_values = parts, None
         return made
 
     def __init__(self, *description: object):
@@ -85,12 +85,12 @@ class StoredTensor(Tensor):
 
     def read(self) -> Tensor:
         """The values, as a tensor in memory."""
-        if self._values is None:
+        if self._in_memory_values is None:
             values = torch.zeros(self.shape, dtype=self.dtype)
             for part in self.parts:
                 part.write(values.numpy())
-            self._values = values
-        return self._values
+            self._in_memory_values = values
+        return self._in_memory_values
 
     def rows(self, index: slice | Tensor) -> StoredTensor:
         """These rows, unread. Args: index, a slice or [n] int64 or bool."""
@@ -118,7 +118,9 @@ class StoredTensor(Tensor):
         return function(*tree_map(_in_memory, args), **tree_map(_in_memory, dict(kwargs or {})))
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*tree_map(_in_memory, args), **tree_map(_in_memory, kwargs or {}))
 
 
