@@ -16,6 +16,7 @@ WITH_OTHERS = {
     "annotated_types": "pydantic",  # in its fields
     "pydantic_core": "pydantic",  # its errors
     "pandas": "skyrl-gym",
+    "triton": "torch",  # for CUDA; looked for
     "verifiers": "",  # in an environment of its own (make verifiers-env)
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from posttrain.records.batches import CriticTargets, SequenceBatch, ShapedBatch,
 from posttrain.records.joined import joined
 from posttrain.records.plans import AdvantagePlan
 from posttrain.registry import ADVANTAGES
-from posttrain.steps.correction import rewards_on_kept_tokens
+from posttrain.steps.token_inputs import TOKEN_INPUTS
 
 
 def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: AdvantagePlan) -> TrainBatch:
@@ -57,29 +57,13 @@ def with_advantages(
 
 
 def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: AdvantagePlan) -> dict[str, Any]:
-    """Everything that an estimator may name as a positional parameter; None or absent: not computed in this run, or, of numbers
-    per token that are made here, not named by this one.
+    """Everything that an estimator may name as a positional parameter; None or absent: not computed in this run, or, of
+    TOKEN_INPUTS, not named by this one.
 
     Tokens that rollout correction has rejected count as not sampled, for estimators as for the loss.
     """
     batch, scored = shaped.sequences, shaped.scored
     mask = shaped.logprobs.kept(batch.response_mask)
-
-    def token_rewards() -> Tensor:
-        rewards = rewards_on_kept_tokens(shaped)
-        if not plan.whiten_rewards:
-            return rewards
-        # most tokens have reward 0, and get the same small offset
-        return whiten_parts(rewards, mask & scored.valid[:, None], scored.part_index)
-
-    of_tokens: dict[str, Callable[[], Tensor]] = {  # [B, T]
-        "token_rewards": token_rewards,  # ``rewards`` on tokens
-        "token_scores": lambda: torch.where(
-            batch.last_tokens, scored.rewards[:, None], 0.0
-        ),  # as scored, on the last one
-        "response_tokens": lambda: batch.tokens[:, batch.prompt_width :],
-        "turn_begins": lambda: batch.turn_begins,
-    }
     return {
         "rewards": shaped.rewards,  # [B], normalised and clipped, less the KL
         "reward_terms": scored.reward_terms,  # name -> [B], as scored
@@ -93,7 +77,7 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
         "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),
         "trajectory_index": batch.trajectory_index,  # [B]
         "step_index": batch.step_index,  # [B]
-        **{name: of_tokens[name]() for name in inputs_of(plan) if name in of_tokens},
+        **{name: make(shaped, plan) for name, make in TOKEN_INPUTS.items() if name in inputs_of(plan)},
         **scored.extras,
     }
 
