@@ -341,7 +341,6 @@ def test_kernels_for_cuda_in_tritons_interpreter() -> None:
         sys.executable,
         "-m",
         "pytest",
-        "-q",
         "-p",
         "no:cacheprovider",
         "-n",
