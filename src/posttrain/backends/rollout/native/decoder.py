@@ -67,6 +67,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, kernels: PassKernels | None = None):
         self.model = model
         self.kernels = kernels
+        self.unused_kernels = ""  # why it goes without those that there are
         self.body: Any = model.get_decoder()
         config = model.config.get_text_config()
         self.heads: int = config.num_attention_heads

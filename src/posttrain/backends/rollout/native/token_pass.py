@@ -40,7 +40,7 @@ class TokenPass:
         if isinstance(loaded, str):
             self.note = f"sampling goes without compiled kernels, which is slower: {loaded}"
         elif self.decoder.kernels is not kernels:
-            self.note = "sampling goes without compiled kernels, which is slower: their results differ here"
+            self.note = f"sampling goes without compiled kernels, which is slower: {self.decoder.unused_kernels}"
         elif kernels is not None and not self.decoder.compiled_attention:
             self.note = (
                 "attention goes without compiled kernels, which is slower: heads of "

@@ -25,22 +25,31 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 @torch.inference_mode()
 def fast_pass(model: PreTrainedModel, kernels: PassKernels | None = None) -> tuple[Decoder, HeadForm] | str:
     """Test the fast pass on ``model``. Returns: the pass, without weights yet, and the form of the head; or why it cannot be
-    used. The kernels are left out where the pass is correct only without them."""
+    used. The kernels are left out where the pass is correct only without them, or they cannot be run: its ``unused_kernels`` says
+    why."""
     reason = unknown_parts(model)
     if reason:
         return reason
     form = head_form(model)
     if isinstance(form, str):
         return form
+    unused = ""
     for chosen in dict.fromkeys((kernels, None)):
         decoder = Decoder(model, chosen)
         try:
             with _same_experts(decoder, passes=2):
                 reason = _difference(model, decoder)
+        except Exception as error:  # a compiler that is missing, or a device that is too small, as Triton reports it
+            if chosen is None:
+                raise
+            unused = f"they cannot be run ({' '.join(str(error).split())[:200]})"
+            continue
         finally:
             decoder.drop_weights()
         if not reason:
+            decoder.unused_kernels = unused
             return decoder, form
+        unused = "their results differ here"
     return reason
 
 

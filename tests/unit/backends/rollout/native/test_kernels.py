@@ -331,6 +331,19 @@ def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest
     assert "without compiled kernels, which is slower: their results differ here" in token_pass.note
 
 
+def test_kernels_that_cannot_be_run_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles at the first call, and then says that there is no compiler or too little memory on the device."""
+    compiled(torch.float32)
+
+    def failing(self: Kernels, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+    monkeypatch.setattr(Kernels, "gated", failing)
+    token_pass = tiny_pass(tmp_path)
+    assert token_pass.decoder is not None and token_pass.decoder.kernels is None
+    assert "slower: they cannot be run (Failed to find C compiler. Please specify via CC" in token_pass.note
+
+
 @pytest.mark.slow
 def test_kernels_for_cuda_in_tritons_interpreter() -> None:
     """Triton is not installed for this: its package takes more room than all others together."""
