@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import PassKernels, Turn
+from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
 from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, product, unknown_part
 from posttrain.backends.rollout.native.products import Product
 from posttrain.models.packed_attention import Packed, attend_packed
@@ -132,7 +132,7 @@ class Decoder:
 
     def _pieces(self, tokens: int) -> list[tuple[int, int]]:
         """Cut a row into pieces of about equal size, (begin, end) each; attention by operations of torch takes the whole row."""
-        count = -(-tokens // PREFILL_ROWS) if self._compiled_prefill else 1
+        count = -(-tokens // PREFILL_ROWS) if self._prompt_kernels else 1
         bounds = [tokens * number // count for number in range(count + 1)]
         return list(pairwise(bounds))
 
@@ -195,8 +195,9 @@ class Decoder:
         return self.kernels is not None and self.head_dim >= self.kernels.narrowest
 
     @property
-    def _compiled_prefill(self) -> bool:
-        return self.compiled_attention and self.kernels is not None and self.kernels.reads_prompts
+    def _prompt_kernels(self) -> Kernels | None:
+        """The kernels that attention over prompts goes through; None: operations of torch."""
+        return self.kernels if self.compiled_attention and isinstance(self.kernels, Kernels) else None
 
     def over_cache(self, cache: KeyValueCache) -> Attend:
         """Return the attention of one new token per row, which is announced to the cache."""
@@ -218,10 +219,11 @@ class Decoder:
         cut = ((max(start, begin), min(stop, end), slot, known - start) for start, stop, slot, known in cache.parts)
         found = [(a - begin, b - begin, slot, a + shift) for a, b, slot, shift in cut if a < b]
         parts = torch.tensor(found, dtype=torch.int64).T.contiguous()
+        kernels = self._prompt_kernels
 
         def compiled(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
-            assert self.kernels is not None
-            return self.kernels.prefill(cache, number, parts, query_key, value, turn, *self.attention_settings[number])
+            assert kernels is not None
+            return kernels.prefill(cache, number, parts, query_key, value, turn, *self.attention_settings[number])
 
         def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
             query, key = self._turned(query_key, turn)
@@ -229,7 +231,7 @@ class Decoder:
             asked = query.transpose(0, 1)[None]
             return attend_packed(asked, keys, values, layout, *self.attention_settings[number])[0].flatten(1)
 
-        return compiled if self._compiled_prefill else plain
+        return compiled if kernels else plain
 
     def _turned(self, query_key: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions."""

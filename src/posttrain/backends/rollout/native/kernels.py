@@ -61,7 +61,6 @@ class PassKernels(Protocol):
 
     dtype: torch.dtype
     narrowest: int  # width that the kernels can compute
-    reads_prompts: bool  # True: ``prefill`` is there
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps), times the weight in one of the forms.
@@ -93,33 +92,11 @@ class PassKernels(Protocol):
         Returns: [rows, heads * head_dim].
         """
 
-    def prefill(
-        self,
-        cache: KeyValueCache,
-        layer: int,
-        parts: Tensor,
-        query_key: Tensor,
-        value: Tensor,
-        turn: Turn,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
-        attention of every token over what its slot then holds.
-
-        Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
-            query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            scaling, window, softcap: see KeyValueCache.attend.
-        Returns: [rows, heads * head_dim]; rows in no part are not set.
-        """
-
 
 class Kernels:
     """Kernels for CPU tensors of one dtype whose widths are LANES at least. See PassKernels."""
 
     narrowest = LANES
-    reads_prompts = True
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
         assert LENGTH_STEP % LANES == 0  # the capacity of a slot
@@ -211,6 +188,14 @@ class Kernels:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
+        """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
+        attention of every token over what its slot then holds.
+
+        Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
+            query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
+            scaling, window, softcap: see KeyValueCache.attend.
+        Returns: [rows, heads * head_dim]; rows in no part are not set.
+        """
         rows, turned, dim = query_key.shape
         heads, (cos, sin, rotated), prompts = turned - cache.kv_heads, turn, cache.prompts
         output = query_key.new_empty(rows, heads * dim)

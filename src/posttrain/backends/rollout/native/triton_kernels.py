@@ -6,8 +6,6 @@ rows can be recorded once and replayed (graphs.py).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -173,10 +171,9 @@ def _combine(mixtures, tops, totals, output, DIM: tl.constexpr, DIM_BLOCK: tl.co
 
 
 class TritonKernels:
-    """Kernels for CUDA tensors of one dtype. See kernels.PassKernels."""
+    """Kernels for CUDA tensors of one dtype. See kernels.PassKernels. Prompts go through torch's own attention."""
 
     narrowest = 1
-    reads_prompts = False
 
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype
@@ -226,9 +223,6 @@ class TritonKernels:
         if splits > 1:
             _combine[(rows * heads,)](mixtures, tops, totals, output, DIM=dim, DIM_BLOCK=block, SPLITS=splits)
         return output
-
-    def prefill(self, *_: Any, **__: Any) -> Tensor:
-        raise NotImplementedError("prompts go through torch's own attention")
 
 
 def _splits(programs: int) -> int:
