@@ -21,9 +21,13 @@ from posttrain.backends.rollout.native import kernels as kernels_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn, load_kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
+from posttrain.backends.rollout.native.trial import fast_pass
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import write_tiny_model
+
+sys.path.append(str(Path(__file__).parent))
+from test_token_pass import FAST, build
 
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.02, "atol": 0.02}}
 DTYPES = pytest.mark.parametrize("dtype", list(CLOSE))
@@ -342,6 +346,24 @@ def test_kernels_that_cannot_be_run_are_not_used(tmp_path: Path, monkeypatch: py
     token_pass = tiny_pass(tmp_path)
     assert token_pass.decoder is not None and token_pass.decoder.kernels is None
     assert "slower: they cannot be run (Failed to find C compiler. Please specify via CC" in token_pass.note
+
+
+ODD_SHAPE = {
+    "head_dim": 36,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "hidden_size": 60,
+    "intermediate_size": 70,
+}
+
+
+@pytest.mark.parametrize("shape", [{}, ODD_SHAPE], ids=["even", "odd"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma2", "gemma3_text", "phi", "olmo2", "granite", "smollm3", "starcoder2"]
+)
+def test_triton_kernels_compute_what_each_family_computes(family: str, shape: dict[str, int]) -> None:
+    found = fast_pass(build(family, **(FAST[family] | shape)), kernels_of("triton", torch.float32))
+    assert not isinstance(found, str) and found[0].kernels is not None, found
 
 
 @pytest.mark.slow
