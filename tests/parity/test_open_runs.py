@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -149,6 +150,78 @@ def test_the_official_client_trains_the_tokens_that_it_was_given(
     assert len(trained) == 8 and sorted(trained) == sorted(player.played)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all(line["gap/max"] < 1e-4 and line["reward/invalid_share"] == 0 for line in lines)
+
+
+JUDGE = """
+class Judge:
+    def __init__(self, spec):
+        self.row = spec.row
+
+    def score(self, conversation):
+        [turn] = conversation.turns
+        assert conversation.messages[-1]["content"] == turn.action
+        return {"reward": len(turn.action) / 100, "metrics": {"letters": len(turn.action)}}
+"""
+
+
+def test_environments_score_what_the_official_client_plays(tiny_llama: Path, tmp_path: Path) -> None:
+    """Half of the conversations by a class of the user's, half by an environment of ours, which sets their tasks."""
+    openai = pytest.importorskip("openai")
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "token").write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
+            "run": {"folder": str(tmp_path / "run"), "total_steps": 2},
+            "data": {"train_files": [], "prompts_per_step": 2},
+            "rollout": {"samples_per_prompt": 2, "max_response_tokens": 8},
+            "policy": {"sequences_per_mini_batch": 4},
+            "placement": {"cpu_threads": 1},
+            "environment": {
+                "name": "open",
+                "settings": {"port": port, "token_file": str(tmp_path / "token")},
+                "named": {
+                    "judge": {"name": f"{tmp_path}/judge.py:Judge"},
+                    "guesses": {"name": "guess_number", "settings": {"format_penalty": -0.5}},
+                },
+                "workers": 4,
+                "train_episodes": 20,
+            },
+        }
+    )
+    base = f"http://127.0.0.1:{port}"
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="secret", max_retries=20, timeout=120)
+
+    def play() -> tuple[str, str]:
+        begun = client.post(f"{base}/conversations", cast_to=object, body={})
+        asked = begun["messages"] or [{"role": "user", "content": "Q"}]
+        headers = {"X-Conversation-Id": begun["conversation"]}
+        said = client.chat.completions.create(model="policy", messages=asked, extra_headers=headers)
+        client.post(f"{base}/rewards", cast_to=object, body={"conversation": begun["conversation"]})
+        return str(begun["sample"]), said.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(5) as beside:
+        playing = [beside.submit(play) for _ in range(8)]
+        train_run(config)
+        played = dict(each.result(30) for each in playing)
+    lines = [
+        json.loads(line)
+        for step in (1, 2)
+        for line in (tmp_path / f"run/samples/step_{step}.jsonl").read_text().splitlines()
+    ]
+    assert len(lines) == 8 == len(played)
+    judged = [line for line in lines if line["data_source"] == "judge"]
+    for line in judged:
+        assert line["reward_terms"]["environment"] == pytest.approx(len(played[line["sample_id"]]) / 100)
+    guessed = [line for line in lines if line["data_source"] == "guesses"]
+    assert judged and guessed and len(judged) + len(guessed) == 8  # groups are shuffled
+    for line in guessed:  # one turn of five: a hit, a miss, or no number
+        no_number = re.search(r"\d", played[line["sample_id"]]) is None
+        assert line["reward_terms"]["environment"] in ((-0.5,) if no_number else (0.0, 1.0))
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert all("environment/letters" in line and line["reward/invalid_share"] == 0 for line in metrics)
 
 
 def sampled(batch: ScoredBatch, row: int) -> tuple[int, ...]:

@@ -12,16 +12,18 @@ def worlds_text(config: RunConfig) -> str:
     if not environment.used:
         return ""
     lines = []
-    if environment.name is not None and (not environment.named or environment.train_episodes is None):
+    is_open = environment.name == OPEN
+    if environment.name is not None and (is_open or not environment.named or environment.train_episodes is None):
         lines.append(f"{environment.name}{_settings(environment.settings)}{_turns(environment.max_turns)}")
     total = sum(each.weight for each in environment.named.values())
     for tag, each in environment.named.items():
         share = f"{each.weight / total:.0%} of episodes: " if environment.train_episodes is not None and total else ""
         turns = _turns(each.max_turns or environment.max_turns)
-        lines.append(f"{tag}: {share}{each.name}{_settings(each.settings)}{turns}")
+        scores = "scores " if is_open else ""
+        lines.append(f"{scores}{tag}: {share}{each.name}{_settings(each.settings)}{turns}")
     sample = "a turn" if environment.sample_per_turn else "an episode"
     where = f"{environment.workers} at once" if environment.workers else "in this process"
-    if environment.name == OPEN:
+    if is_open:
         lines += _open_lines(environment.settings)
         where = "as many at once as a step has"
     lines.append(f"{where}; a training sample is {sample}")

@@ -245,6 +245,14 @@ def added_messages(before: Sequence[Message], answer: Message, messages: Sequenc
     return messages[seen + 1 :] if extends else None
 
 
+def content_of(message: Message) -> str:
+    """Return the text of a message; of a list of parts, the texts joined."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
 def error_body(message: str, status: int) -> dict[str, Any]:
     kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": status}}

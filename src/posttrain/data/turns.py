@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from posttrain.data.chat_api import content_of
 from posttrain.data.raw_prompts import raw_prompt_ids
 from posttrain.data.templates import ids_of, render
 from posttrain.data.tool_forms import DEFAULT
@@ -159,11 +160,3 @@ def tokens_within(text_of: Callable[[Sequence[int]], str], sampled: SampledTurn)
         if sampled.text.startswith(text):
             return kept, sampled.text[len(text) :]
     return 0, sampled.text
-
-
-def content_of(message: Message) -> str:
-    """Return the text of a message; of a list of parts, the texts joined."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return "" if content is None else str(content)

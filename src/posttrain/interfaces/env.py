@@ -169,9 +169,50 @@ class AskingEnv(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedTurn:
+    """A turn of the policy in a finished conversation."""
+
+    # The messages that it read since its turn before; of the first turn, and after an edited history, all of them. The prompt
+    # of a completion is a message of the user.
+    read: Sequence[Message]
+    action: str  # the text that was sampled, tool calls as the model wrote them, special tokens excluded
+    cut: bool = False  # a token limit ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedConversation:
+    """A conversation that a program outside the run has had with the policy, for the environment that scores it."""
+
+    # All messages as the program sent and received them, the policy's last one included; after edited histories, the newest.
+    messages: Sequence[Message]
+    turns: Sequence[PlayedTurn]  # in the order in which they were answered
+    # False: an environment that is played again may have said something else than the program showed the policy.
+    compared: bool = True
+
+
+class ScoringEnv(Protocol):
+    """An environment that scores finished conversations. One without ``score`` scores them when its episode is played again, with
+    the conversation's turns as the actions."""
+
+    def score(self, conversation: FinishedConversation) -> Any:
+        """Return the reward, a number, or {"reward": ..., "metrics": {...}}; None leaves it to the run's reward terms. May be a
+        coroutine function, and may raise, which fails this episode only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvScored:
+    """An environment's verdict on a finished conversation."""
+
+    reward: float | None  # None: the run's reward terms score it
+    stop: str = ""  # as EnvStep.stop
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 # A name in ENVS (a file of envs), or an import path, leads to one of these: a function or a class, called as
 # builder(spec, **spec.settings).
-EnvBuilder = Callable[..., Env | AskingEnv]
+EnvBuilder = Callable[..., Env | AskingEnv | ScoringEnv]
 
 
 # Reasons of EnvFailed for which the messages are to blame
@@ -188,8 +229,8 @@ class EnvFailed:
 
 
 # An event of an episode: the answer to ``start`` or ``step``, the metrics after ``finish``, or the failure that ended it. Of an
-# AskingEnv: the turns that it asks for and withdraws, and its end, an EnvStep.
-EnvEvent = EnvStart | EnvRestored | EnvStep | EnvAsk | EnvWithdrawn | Mapping[str, float] | EnvFailed
+# AskingEnv: the turns that it asks for and withdraws, and its end, an EnvStep. Of a finished conversation: its score.
+EnvEvent = EnvStart | EnvRestored | EnvStep | EnvAsk | EnvWithdrawn | EnvScored | Mapping[str, float] | EnvFailed
 
 
 @runtime_checkable
@@ -256,4 +297,17 @@ class EnvHost(Protocol):
 
     def close(self) -> None:
         """End all processes and threads that it started."""
+        ...
+
+
+class ScoringHost(EnvHost, Protocol):
+    """A host whose environments score finished conversations, too."""
+
+    def task(self, episode: str, spec: EnvSpec, seed: int) -> None:
+        """Create an environment, as soon as there is room, for the task that it sets: an EnvStart, or an EnvFailed."""
+        ...
+
+    def score(self, episode: str, spec: EnvSpec, seed: int, conversation: FinishedConversation) -> None:
+        """Score a conversation by the environment of the episode, which is created where ``task`` was not called: an EnvScored,
+        and then ``finish``, or an EnvFailed."""
         ...

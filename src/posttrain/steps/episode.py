@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from posttrain.data.chat_api import content_of
 from posttrain.data.tool_forms.written import assistant
-from posttrain.data.turns import content_of
 from posttrain.interfaces.env import TOO_LONG, EnvStart, EnvStep, Message, Tool
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.interfaces.worlds import EpisodeRules, SampledTurn, TurnWriter

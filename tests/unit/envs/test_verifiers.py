@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 import yaml
 
+from posttrain.backends.environments.make import HostedEpisode
+from posttrain.backends.environments.scoring import OtherConversation
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.verifiers import verifiers
 from posttrain.envs.verifiers.process import bridge_of
 from posttrain.envs.verifiers.tasksets import block_of
 from posttrain.errors import ConfigError
-from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep
+from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, FinishedConversation, PlayedTurn
 from posttrain.libraries.prime_rl import PlayedEnv, Sources, sources
 from posttrain.plan.environments.verifiers import verifiers as check
 
@@ -111,6 +113,23 @@ def test_an_environment_plays_its_rows_and_scores_them(world: Path) -> None:
     asked, _, second = play(world, 0)
     assert asked[0].messages == [{"role": "user", "content": "held out"}]
     assert first["pid"] == second["pid"], "one process serves all episodes"
+
+
+def test_an_environment_scores_the_conversation_of_a_program_outside(world: Path) -> None:
+    def hosted(number: int) -> HostedEpisode:
+        settings = {"env": str(world / "world.py"), "python": str(world / "python")}
+        return HostedEpisode(EnvSpec(name="verifiers", settings=settings, max_turns=4), number)
+
+    env = hosted(1_000_001)
+    [task] = env.task()["messages"]
+    assert task == {"role": "user", "content": "b"}
+    turns = [PlayedTurn(read=[task], action="yes"), PlayedTurn(read=[{"role": "user", "content": "And?"}], action="no")]
+    assert env.score(FinishedConversation(messages=[], turns=turns))["reward"] == 0.5
+    assert env.close()["metrics"]["num_actions"] == 2
+    other = hosted(1_000_000)  # whose task is another row
+    with pytest.raises(OtherConversation, match="before turn 1 it says 'a'"):
+        other.score(FinishedConversation(messages=[], turns=turns))
+    other.close()
 
 
 def test_failures_cost_their_own_episode(world: Path) -> None:

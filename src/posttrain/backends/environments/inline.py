@@ -10,10 +10,11 @@ from posttrain.backends.environments.make import (
     closed_of,
     failure_of,
     loading_failures,
+    scored_of,
     start_of,
     step_of,
 )
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec, FinishedConversation
 
 
 class InlineHost:
@@ -32,6 +33,17 @@ class InlineHost:
             return hosted.reset() if saved is None else hosted.restore(saved)
 
         self._do(episode, begin, start_of)
+
+    def score(self, episode: str, spec: EnvSpec, seed: int, conversation: FinishedConversation) -> None:
+        self._do(episode, lambda: self._hosted(episode, spec, seed).score(conversation), scored_of)
+
+    def task(self, episode: str, spec: EnvSpec, seed: int) -> None:
+        self._do(episode, lambda: self._hosted(episode, spec, seed).task(), start_of)
+
+    def _hosted(self, episode: str, spec: EnvSpec, seed: int) -> HostedEpisode:
+        if episode not in self._episodes:
+            self._episodes[episode] = HostedEpisode(spec, seed)
+        return self._episodes[episode]
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._do(episode, lambda: self._episodes[episode].step(action, cut), step_of)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
+from posttrain.backends.environments.scoring import OtherConversation, Scorer
 from posttrain.errors import RequestError
 from posttrain.interfaces.env import (
     AskingEnv,
@@ -21,10 +22,14 @@ from posttrain.interfaces.env import (
     EnvBuilder,
     EnvFailed,
     EnvRestored,
+    EnvScored,
     EnvSpec,
     EnvStart,
     EnvStep,
     EnvWithdrawn,
+    FinishedConversation,
+    PlayedTurn,
+    ScoringEnv,
     TurnOptions,
 )
 from posttrain.libraries import json_text
@@ -36,6 +41,7 @@ CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
 TIMEOUT = "env_timeout"
 MEMORY = "env_memory"  # it needed more than environment.memory_gib
 INVALID = "env_invalid"  # it returned something else than it should
+OTHER = "env_other_conversation"  # played again for its score, it says something else than stands in the conversation
 
 T = TypeVar("T")
 
@@ -55,6 +61,7 @@ class HostedEpisode:
         self._env: Any = make(spec)  # an Env or an AskingEnv
         self._seed = seed
         self._saves = spec.saves
+        self._scorer = Scorer(self._env, seed, self._done)
 
     @property
     def asks(self) -> bool:
@@ -85,8 +92,18 @@ class HostedEpisode:
             tell()
         return {**_plain(self._done(self._env.step(action)), EnvStep), "saved": self._state()}
 
+    def score(self, conversation: FinishedConversation) -> dict[str, Any]:
+        """Score a conversation of a program outside, in place of ``reset`` and ``step``."""
+        return self._scorer.score(conversation)
+
+    def task(self) -> dict[str, Any]:
+        """Begin an episode that a program outside plays."""
+        return {**_plain(self._scorer.task(), EnvStart), "saved": None}
+
     def close(self) -> dict[str, Any]:
         try:
+            if not hasattr(self._env, "close") and hasattr(self._env, "score"):
+                return {"metrics": {}}
             metrics = self._done(self._env.close())
             if not isinstance(metrics, Mapping):
                 raise BadAnswer(f"close returned {_named(metrics)} instead of a mapping of metrics")
@@ -116,7 +133,7 @@ async def _awaited(value: Awaitable[T]) -> T:
     return await value
 
 
-def make(spec: EnvSpec) -> Env | AskingEnv:
+def make(spec: EnvSpec) -> Env | AskingEnv | ScoringEnv:
     """Raises: ConfigError when there is no such environment; whatever the builder raises."""
     return builder_of(spec.name)(spec, **spec.settings)
 
@@ -145,6 +162,8 @@ def failure_of(error: BaseException) -> tuple[str, str]:
     """Reason and detail of an episode whose environment has raised."""
     if isinstance(error, BadAnswer):
         return INVALID, str(error)
+    if isinstance(error, OtherConversation):
+        return OTHER, str(error)
     if isinstance(error, RequestError):
         return CRASHED, "; ".join(problem.what for problem in error.problems)
     frames = traceback.extract_tb(error.__traceback__)
@@ -186,6 +205,10 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
         as_tuples = {name: tuple(sampling[name]) for name in ("stop", "stop_token_ids")}
         sampling = SamplingParams(**{**sampling, **as_tuples})
     return EnvSpec(**{**plain, "sampling": sampling, "honours": tuple(plain["honours"])})
+
+
+def finished_of(plain: Mapping[str, Any]) -> FinishedConversation:
+    return FinishedConversation(**{**plain, "turns": [PlayedTurn(**turn) for turn in plain["turns"]]})
 
 
 def start_of(plain: Any) -> EnvStart | EnvRestored | EnvFailed:
@@ -230,6 +253,20 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"step: {error}")
+
+
+def scored_of(plain: Any) -> EnvScored | EnvFailed:
+    """Check and convert the value of ``HostedEpisode.score``."""
+    try:
+        values = _mapping(json_text.whole_characters(plain))
+        reward = values.get("reward")
+        return EnvScored(
+            reward=None if reward is None else _number(reward, "reward"),
+            stop=_text(values, "stop") or "",
+            metrics=metrics_of(values.get("metrics")),
+        )
+    except BadAnswer as error:
+        return EnvFailed(INVALID, f"score: {error}")
 
 
 def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:

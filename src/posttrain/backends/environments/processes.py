@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from posttrain.backends.environments.make import (
@@ -19,10 +19,11 @@ from posttrain.backends.environments.make import (
     closed_of,
     event_of,
     plain_spec,
+    scored_of,
     start_of,
     step_of,
 )
-from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvWithdrawn
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvWithdrawn, FinishedConversation
 from posttrain.processes import frames, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.forks import ForkedEnd, ForkServer
@@ -30,7 +31,13 @@ from posttrain.processes.forks import ForkedEnd, ForkServer
 LOAD_S = 120.0  # more time for the first answer of an environment: its libraries may have to be imported
 MOST_BYTES = 1 << 24  # of one answer
 
-_READ: dict[str, Callable[[Any], EnvEvent]] = {"start": start_of, "step": step_of, "close": closed_of}
+_READ: dict[str, Callable[[Any], EnvEvent]] = {
+    "start": start_of,
+    "task": start_of,
+    "score": scored_of,
+    "step": step_of,
+    "close": closed_of,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +93,8 @@ class ProcessHost:
         )
         self._workers: list[_Worker] = []
         self._by_episode: dict[str, _Worker] = {}
-        self._queue: deque[tuple[str, EnvSpec, int, Any]] = deque()
+        # Episodes that wait for a process: their commands, and the time that the answers to them may take.
+        self._queue: deque[tuple[str, dict[str, Any], float]] = deque()
         self._events: list[tuple[str, EnvEvent]] = []
 
     def load(self, names: Sequence[str]) -> dict[str, str]:
@@ -104,7 +112,22 @@ class ProcessHost:
         return failures
 
     def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
-        self._queue.append((episode, spec, seed, saved))
+        command = {"do": "start", "spec": plain_spec(spec), "seed": seed, "saved": saved}
+        self._queue.append((episode, command, self._timeout_s + LOAD_S))
+        self._fill()
+
+    def task(self, episode: str, spec: EnvSpec, seed: int) -> None:
+        command = {"do": "task", "spec": plain_spec(spec), "seed": seed}
+        self._queue.append((episode, command, self._timeout_s + LOAD_S))
+        self._fill()
+
+    def score(self, episode: str, spec: EnvSpec, seed: int, conversation: FinishedConversation) -> None:
+        steps = len(conversation.turns) + 1  # each has its time
+        command, timeout_s = {"do": "score", "conversation": asdict(conversation)}, self._timeout_s * steps
+        if (worker := self._by_episode.get(episode)) is not None:
+            self._send(worker, command, timeout_s)
+            return
+        self._queue.append((episode, {**command, "spec": plain_spec(spec), "seed": seed}, timeout_s + LOAD_S))
         self._fill()
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:
@@ -170,17 +193,16 @@ class ProcessHost:
                 if len(self._workers) >= self._most:
                     return
                 worker = self._fork()
-            episode, spec, seed, saved = self._queue.popleft()
+            episode, command, timeout_s = self._queue.popleft()
             worker.episode, worker.told = episode, True
             self._by_episode[episode] = worker
             try:
-                command = {"do": "start", "spec": plain_spec(spec), "seed": seed, "saved": saved}
                 wire.to_bytes(command)
             except (TypeError, ValueError) as error:
                 self._tell(worker, EnvFailed(INVALID, f"the row cannot be handed to an environment: {error}"))
                 self._free(worker)
             else:
-                self._send(worker, command, self._timeout_s + LOAD_S)
+                self._send(worker, command, timeout_s)
 
     def _send(self, worker: _Worker, command: dict[str, Any], timeout_s: float) -> None:
         worker.doing, worker.deadline = command["do"], time.monotonic() + timeout_s

@@ -20,7 +20,7 @@ from posttrain.data.tool_forms.written import decoded
 from posttrain.data.turn_images import TurnImages
 from posttrain.data.turns import OneMessageTurns, TemplateTurns
 from posttrain.errors import ConfigError, DataError, Problem
-from posttrain.interfaces.env import EnvHost, EnvSpec
+from posttrain.interfaces.env import EnvHost, EnvSpec, ScoringHost
 from posttrain.interfaces.worlds import EpisodeRules, TurnWriter, Worlds
 from posttrain.processes.environment import names_in
 from posttrain.records.prompts import Prompt
@@ -102,12 +102,19 @@ def _host(config: RunConfig, tokenizer: PreTrainedTokenizerBase, folder: Path | 
                 encode=partial(raw_prompt_ids, tokenizer),
                 form=form,
             ),
+            _own_host(config) if environment.named else None,
         )
+    return _own_host(config), ()
+
+
+def _own_host(config: RunConfig) -> ScoringHost:
+    """Return the host of environments that the run itself plays, or that score conversations."""
+    environment = config.environment
     if not environment.workers:
-        return InlineHost(), ()
+        return InlineHost()
     code = own_code(environment)
     settings = [environment.settings, *(each.settings for each in environment.named.values())]
-    host = ProcessHost(
+    return ProcessHost(
         environment.workers,
         environment.timeout_s,
         sorted(name for name in code if ":" not in name),
@@ -117,7 +124,6 @@ def _host(config: RunConfig, tokenizer: PreTrainedTokenizerBase, folder: Path | 
         memory_gib=environment.memory_gib,
         variables=[*environment.environment_variables, *names_in(settings)],
     )
-    return host, ()
 
 
 def own_code(environment: EnvironmentConfig) -> dict[str, str]:
@@ -188,8 +194,11 @@ def _sampling(config: RunConfig) -> SamplingParams:
 def spec_of(
     environment: EnvironmentConfig, prompt: Prompt, *, tool_call_form: str = DEFAULT, honours: Sequence[str] = ()
 ) -> EnvSpec:
-    """Build the environment spec of a row: of the environment that it names in ``named``, else of the run's."""
+    """Build the environment spec of a row: of the environment that it names in ``named``, else of the run's. In an open run the
+    one in ``named`` scores what a program plays."""
     asked = prompt.extra_info.get(environment.column) if environment.named else None
+    if asked is None and environment.name == OPEN:
+        asked = environment.settings.get("scored_by")
     chosen = environment.named.get(str(asked)) if asked is not None else None
     name = chosen.name if chosen else environment.name
     assert name is not None  # check_rows

@@ -8,7 +8,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.backends.environments.make import HostedEpisode, builder_of, failure_of, loading_failures, spec_of
+from posttrain.backends.environments.make import (
+    HostedEpisode,
+    builder_of,
+    failure_of,
+    finished_of,
+    loading_failures,
+    spec_of,
+)
 from posttrain.libraries.own_code import load
 from posttrain.processes import wire
 from posttrain.processes.frames import PipeClosed, read_frame, write_frame
@@ -44,6 +51,7 @@ def serve(fd: int) -> None:
     """Answer commands until the socket ends.
 
     Commands: {"do": "load", "names": …}, {"do": "start", "spec": …, "seed": …, "saved": …}, {"do": "close"},
+    {"do": "task", "spec": …, "seed": …}, {"do": "score", "conversation": …} with spec and seed where no task came before,
     {"do": "step", "action": …, "cut": …}, {"do": "answer", "turn": …, …}. Answers: {"ok": what the environment returned},
     or {"failed": [reason, detail]}. The start of an environment that asks for turns by itself is answered by
     {"ok": "asks"}; its events come as
@@ -93,6 +101,16 @@ class _Hosting:
                 if (saved := command.get("saved")) is not None:
                     return self._episode.restore(saved)
                 return "asks" if self._episode.asks else self._episode.reset()
+            case "task":
+                self._episode = None
+                self._episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
+                return self._episode.task()
+            case "score":
+                if "spec" in command:
+                    self._episode = None
+                    self._episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
+                assert self._episode is not None
+                return self._episode.score(finished_of(command["conversation"]))
         assert self._episode is not None
         match command["do"]:
             case "step":

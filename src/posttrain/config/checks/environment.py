@@ -10,7 +10,7 @@ from posttrain.config.base import Section
 from posttrain.config.checks.settings import setting_problems
 from posttrain.config.environment import OPEN, SINGLE_TURN, EnvironmentConfig, TextGameWording
 from posttrain.config.roles import holds_a_copy
-from posttrain.errors import Problem
+from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ENVS, TOOL_FORMS
 from posttrain.settings import Setting
 
@@ -72,9 +72,17 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
 def _open_problems(config: RunConfig) -> Iterator[Problem]:
     """Report settings that do not go with episodes that programs outside play."""
     environment = config.environment
-    if environment.named:
-        what = "environment.named does not go with environment.name=open: all episodes are played by programs outside"
-        yield Problem(what, fix="leave environment.named out", field="environment.named")
+    scorer = environment.settings.get("scored_by")
+    if isinstance(scorer, str) and scorer not in environment.named:
+        known = list(environment.named)
+        what = f"conversations are to be scored by {scorer!r}, and environment.named has {', '.join(known) or 'none'}"
+        fix = did_you_mean(scorer, known) or f"add environment.named.{scorer}.name"
+        yield Problem(what, fix=fix, field="environment.settings.scored_by")
+    for tag, each in environment.named.items():
+        if each.name == SINGLE_TURN:
+            what = f"{SINGLE_TURN} gives no reward, so it scores no conversation of a program outside"
+            fix = "leave it out: reward.terms score conversations that end without a reward"
+            yield Problem(what, fix=fix, field=f"environment.named.{tag}.name")
     if environment.validation_episodes is not None or config.data.validation_files:
         what = "validation plays environments of the run, and this one is played by programs outside"
         field = "data.validation_files" if config.data.validation_files else "environment.validation_episodes"

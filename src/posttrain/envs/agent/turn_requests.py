@@ -57,6 +57,11 @@ class TurnRequest:
         return self.asked.prompts[0] if self.asked.messages is None else None
 
     @property
+    def goes_on(self) -> bool:
+        """True for a chat that holds earlier turns of the policy; a completion shows none."""
+        return self.prompt is None and any(message.get("role") == "assistant" for message in self.messages)
+
+    @property
     def options(self) -> TurnOptions:
         asked = self.asked
         return TurnOptions(

@@ -14,7 +14,7 @@ from posttrain.data.openai_api.own_sampling import before_stop
 from posttrain.data.openai_api.request import EndpointRequest
 from posttrain.envs.agent.listener import run_sampling
 from posttrain.envs.agent.turn_requests import TurnRequest
-from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, Message
+from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, FinishedConversation, Message, PlayedTurn
 from posttrain.records.trajectories import StopReason, Trajectory, Unfinished
 
 Added = Sequence[Message] | str | tuple[int, ...]  # messages of a chat, text or token ids of a completion
@@ -63,6 +63,7 @@ class _Pending:
 
     request: TurnRequest
     line: int
+    added: Added  # to the conversation before it
     before: _Conversation | None
 
 
@@ -83,7 +84,8 @@ class AskedTurns:
         self._emit = emit
         self.lock = lock or threading.RLock()
         self._pending: dict[str, _Pending] = {}  # by the names of their turns
-        self._conversations: dict[int, _Conversation] = {}
+        self._conversations: dict[int, _Conversation] = {}  # that with the newest answer last
+        self._played: list[tuple[Added, str, bool]] = []  # answered turns: read, shown text, cut
         self._asked = 0
         self._lines = 0
         self.turns = 0  # of the trained player that were answered
@@ -118,7 +120,7 @@ class AskedTurns:
     def _request(self, request: TurnRequest) -> None:
         self._asked += 1
         turn, (line, added) = f"{self._start}{self._asked}", self._line_of(request)
-        self._pending[turn] = _Pending(request, line, self._conversations.pop(line, None))
+        self._pending[turn] = _Pending(request, line, added, self._conversations.pop(line, None))
         raw, wanted = added if request.prompt is not None else None, request.asked.max_tokens
         self._emit(
             EnvAsk(
@@ -167,6 +169,8 @@ class AskedTurns:
             ended = request.prompt is not None and said.stop_reason is StopReason.EOS
             as_sampled = shown == action and not ended
             self._conversations[pending.line] = _Conversation(request, told, said, as_sampled)
+            if request.trained:
+                self._played.append((pending.added, shown, cut))
         request.answer(said, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
 
     def refuse(self, turn: str, why: str) -> None:
@@ -202,8 +206,27 @@ class AskedTurns:
         with self.lock:
             self.over = True
             for pending in self._pending.values():
+                if pending.before is not None:
+                    self._conversations[pending.line] = pending.before
                 pending.request.refuse(why, status)
             self._pending.clear()
+
+    def finished(self, decode: Callable[[Sequence[int]], str], *, compared: bool) -> FinishedConversation:
+        """Return the conversation for an environment that scores it. At least one turn was answered.
+
+        Args: decode, token ids to text, for completions; compared, as in FinishedConversation.
+        """
+        with self.lock:
+            newest = next(reversed(self._conversations.values()))
+            asked, said = newest.request, newest.answer
+            if asked.prompt is None:
+                messages = [*asked.messages, said]
+            else:
+                messages = [*_as_messages(asked.prompt, decode), {"role": "assistant", "content": said["text"]}]
+            turns = [
+                PlayedTurn(read=_as_messages(read, decode), action=text, cut=cut) for read, text, cut in self._played
+            ]
+            return FinishedConversation(messages=messages, turns=turns, compared=compared)
 
     def counts(self) -> Mapping[str, float]:
         """Return the numbers of turns, of requests beyond the limit of turns, and of requests that were abandoned."""
@@ -230,6 +253,15 @@ class AskedTurns:
         pending.request.refuse("the client has left", 499)
         if not self.over:
             self._emit(EnvWithdrawn(turn))
+
+
+def _as_messages(read: Added, decode: Callable[[Sequence[int]], str]) -> Sequence[Message]:
+    """Return messages; of a completion, its text as a message of the user."""
+    if isinstance(read, str):
+        return [{"role": "user", "content": read}]
+    if read and isinstance(read[0], int):
+        return [{"role": "user", "content": decode(cast(Sequence[int], read))}]
+    return cast(Sequence[Message], read)
 
 
 def _said(turn: str, action: str, asked: EndpointRequest, *, cut: bool, response: Trajectory | None) -> Trajectory:

@@ -9,13 +9,14 @@ from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.config.checks.environment import setting_problems_of
-from posttrain.config.environment import EnvironmentConfig
+from posttrain.config.environment import OPEN, EnvironmentConfig
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.environments.skyrl_gym import env_class_problems
 from posttrain.plan.own_code import find, method_problems, own_code_problems
 from posttrain.registry import ENV_CHECKS, ENVS
 
 METHODS = ("reset", "step", "close")
+SCORES = ("score",)  # in place of them, of one that scores conversations of programs outside
 SKYRL_COLUMN = "env_class"
 MOST_SHOWN = 5
 
@@ -28,7 +29,7 @@ def check_environments(config: RunConfig) -> list[Problem]:
         return []
     problems: list[Problem] = []
     for field, name, settings in _chosen(environment):
-        problems += _problems(name, settings, field)
+        problems += _problems(name, settings, field, scores=environment.name == OPEN)
     if not problems:
         problems += _row_problems(config)
     return problems
@@ -42,9 +43,9 @@ def _chosen(environment: EnvironmentConfig) -> Iterator[tuple[str, str, Mapping[
         yield f"environment.named.{tag}", each.name, each.settings
 
 
-def _problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
+def _problems(name: str, settings: Mapping[str, Any], field: str, *, scores: bool) -> Iterator[Problem]:
     if ":" in name:
-        yield from _own_problems(name, settings, field)
+        yield from _own_problems(name, settings, field, scores=scores)
     elif not ENVS.is_built_in(name) or list(setting_problems_of(name, settings, "")):
         return  # a plug-in's, of which only the settings are known; an unknown name or setting, which is reported already
     elif name in ENV_CHECKS.names():
@@ -53,11 +54,17 @@ def _problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Pr
         yield from _built_problems(name, settings, field)
 
 
-def _own_problems(name: str, settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
+def _own_problems(name: str, settings: Mapping[str, Any], field: str, *, scores: bool) -> Iterator[Problem]:
     at, holds = f"{field}.name", "your environment"
     problems = list(own_code_problems(name, settings, field=at, settings=f"{field}.settings", holds=holds))
     with suppress(ConfigError):  # among the problems
-        problems += method_problems(find(name, holds=holds), METHODS, field=at)
+        own = find(name, holds=holds)
+        lacks = list(method_problems(own, METHODS, field=at))
+        if lacks and scores and (cannot := list(method_problems(own, SCORES, field=at))):
+            what = f"{own.where} cannot score a conversation: it has no method 'score', and not all of {', '.join(METHODS)}"
+            problems.append(Problem(what, fix=cannot[0].fix, field=at))
+        elif not scores:
+            problems += lacks
     yield from problems
 
 

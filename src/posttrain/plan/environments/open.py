@@ -19,6 +19,10 @@ def outside(settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
         value = settings.get(name, 1.0)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e7:
             yield Problem(f"{name} is {value!r}", fix="use seconds above 0", field=f"{field}.{name}")
+    ends, fails = settings.get("ends_after_s"), settings.get("conversation_timeout_s", 300.0)
+    if ends is not None and not 0 < ends < fails:
+        what = f"ends_after_s is {ends!r}, and a conversation fails after {fails:g} s without a request"
+        yield Problem(what, fix=f"use seconds above 0 and below {fails:g}", field=f"{field}.ends_after_s")
     token_file = settings.get("token_file")
     if token_file is None:
         return

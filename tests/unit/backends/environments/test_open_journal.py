@@ -154,7 +154,7 @@ def test_a_full_disk_ends_the_run_and_corrupts_nothing(tmp_path: Path, room: int
     host = started(tmp_path)
     play(host, "before", 1.0)
     good = (tmp_path / FILE).read_bytes()
-    journal: Any = host._journal
+    journal: Any = host._names.journal
     journal._out = Full(journal._out, room)
     with pytest.raises(Refused, match=r"the run is ending.*conversations.jsonl: No space left") as caught:
         for number in range(3):

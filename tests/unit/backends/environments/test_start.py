@@ -55,6 +55,14 @@ def test_a_context_that_does_not_fit() -> None:
 NAMED = {"maze": {"name": "m:Maze", "settings": {"size": 3}, "max_turns": 2}}
 
 
+def test_a_row_of_an_open_run_names_the_environment_that_scores_it() -> None:
+    judge = {**NAMED, "judge": {"name": "m:Judge"}}
+    environment = a_run(name="open", settings={"scored_by": "judge"}, named=judge).environment
+    assert spec_of(environment, a_prompt(env_class="maze")).name == "m:Maze"
+    assert spec_of(environment, a_prompt()).name == "m:Judge"
+    assert spec_of(a_run(name="open", named=judge).environment, a_prompt()).name == "open"  # a call gives its reward
+
+
 def test_rows_name_their_environment() -> None:
     environment = a_run(name="single_turn", max_turns=4, named=NAMED).environment
     named = spec_of(environment, a_prompt(env_class="maze"))

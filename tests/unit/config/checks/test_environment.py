@@ -48,6 +48,15 @@ def test_environments_give_the_rewards_and_get_whole_rows() -> None:
             "environment.settings.functoin: the environment agent has no",
         ),
         ({"validation_episodes": 4}, "environment.validation_episodes: environment.validation_episodes generates"),
+        (
+            {"name": "open", "settings": {"scored_by": "juge"}, "named": {"judge": {"name": "a.py:B"}}},
+            "environment.settings.scored_by: conversations are to be scored by 'juge', and environment.named has judge",
+        ),
+        (
+            {"name": "open", "named": {"one": {"name": "single_turn"}}},
+            "environment.named.one.name: single_turn gives no reward",
+        ),
+        ({"name": "open", "named": {"one": {"name": "open"}}}, "environment.named: open is the environment of a whole"),
     ],
 )
 def test_what_is_refused(environment: dict[str, Any], said: str) -> None:

@@ -32,6 +32,14 @@ class Unfinished:
 class Alone:
     pass
 
+class Judge:
+    def __init__(self, spec, weight=1.0): ...
+    async def score(self, conversation): ...
+
+class Sorry:
+    def __init__(self, spec): ...
+    def scores(self, conversation): ...
+
 def play(episode, tries=1): ...
 def weather(city): ...
 class Talk:
@@ -117,6 +125,22 @@ def test_what_could_not_be_played(name: str, settings: dict[str, Any], field: st
 def test_an_environment_of_rows_has_its_tag_in_the_field() -> None:
     [(field, what, _)] = said(named={"maze": {"name": "worlds.py:Maz"}})
     assert field == "environment.named.maze.name" and "defines no 'Maz'" in what
+
+
+def test_an_environment_of_an_open_run_steps_or_scores() -> None:
+    def of_open(name: str, **settings: Any) -> list[tuple[str, str, str]]:
+        return said("open", {"scored_by": "own", **settings}, named={"own": {"name": name}})
+
+    assert of_open("worlds.py:Judge") == [] == said("open", named={"own": {"name": "guess_number"}})
+    assert said("worlds.py:Judge")[0][1].startswith("worlds.py:Judge has no method 'reset'")
+    [(field, what, fix)] = of_open("worlds.py:Sorry")
+    assert (field, fix) == ("environment.named.own.name", "rename scores to score")
+    assert (
+        what
+        == "worlds.py:Sorry cannot score a conversation: it has no method 'score', and not all of reset, step, close"
+    )
+    [(field, what, _)] = of_open("worlds.py:Judge", ends_after_s=400)
+    assert field == "environment.settings.ends_after_s" and "fails after 300 s" in what
 
 
 def test_rows_name_environments_that_are_there(here: Path) -> None:

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.backends.environments.open.conversation import OpenConversation
 from posttrain.backends.environments.open.journal import Journal
+from posttrain.backends.environments.open.names import Names
 from posttrain.backends.environments.open.places import Group, Place, Places, task_label
+from posttrain.backends.environments.open.scores import Scores
 from posttrain.data.chat_api import Refused
 from posttrain.envs.agent.turn_requests import TurnRequest
 from posttrain.envs.agent.turns import AskedTurns
-from posttrain.interfaces.env import TEMPLATE, TOO_LONG, EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvStep, EnvWithdrawn
-from posttrain.libraries import disk_errors
+from posttrain.interfaces.env import (
+    TEMPLATE,
+    TOO_LONG,
+    EnvAsk,
+    EnvEvent,
+    EnvFailed,
+    EnvScored,
+    EnvSpec,
+    EnvStart,
+    EnvStep,
+    EnvWithdrawn,
+    ScoringHost,
+)
 from posttrain.records.trajectories import GRAMMAR, Trajectory, Unfinished
 
 TIMED_OUT = "conversation_timeout"  # reasons of failed episodes
 UNFILLED = "group_incomplete"
 LOOK_S = 0.25  # between two checks of time limits
-MOST_REMEMBERED = 10_000  # conversations that have ended: a reward sent twice is answered
-
-
-@dataclass(slots=True, eq=False)
-class OpenConversation:
-    """A conversation of a program outside, which is an episode of the run."""
-
-    name: str
-    group: Group
-    place: Place
-    turns: AskedTurns
-    last_used: float
-    # open, ended, failed or dropped; the last two with the reason.
-    state: str = "open"
-    why: str = ""
-    reward: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    # Sampled turns that are not answered yet.
-    responses: dict[str, Trajectory] = field(default_factory=dict)
-    named: bool = False  # by its caller
-    by_call: bool = False  # begun by POST /conversations
+SCORE_S = 0.01  # between two checks of environments that score
 
 
 class OpenHost:
@@ -51,7 +42,9 @@ class OpenHost:
     Args: conversation_timeout_s, after which a conversation without request and reward has failed; group_timeout_s, after which
         the empty places of a group that was begun have failed; wait_s, for a place when all are taken (while the run trains);
         has_rows, True where episodes are rows of data, which a caller must ask for; group_size, the conversations of a group;
-        journal, of the run's conversations on the disk.
+        journal, of the run's conversations; scorer, the host of environments that score them (where a spec is of another
+        environment than open); decode, token ids to text; compared, as in FinishedConversation; ends_after_s, after which a
+        conversation without a request has ended as by a call (None: it fails in time).
     """
 
     def __init__(
@@ -63,20 +56,22 @@ class OpenHost:
         has_rows: bool,
         group_size: int,
         journal: Journal | None = None,
+        scorer: ScoringHost | None = None,
+        decode: Callable[[Sequence[int]], str] = lambda token_ids: "",
+        compared: bool = True,
+        ends_after_s: float | None = None,
     ) -> None:
-        self._journal = journal
+        self._names = Names(journal)
+        self._scores = Scores(scorer)
+        self._decode, self._compared, self._ends_after_s = decode, compared, ends_after_s
         self._limits = conversation_timeout_s, group_timeout_s
         self._wait_s = wait_s
         self.has_rows = has_rows
         self._group_size = group_size
         self._changed = threading.Condition()
         self._places = Places()
-        self._open: dict[str, OpenConversation] = {}  # by name
-        self._over: dict[str, OpenConversation] = {}  # by name, oldest first
         self._by_episode: dict[str, OpenConversation] = {}
         self._events: list[tuple[str, EnvEvent]] = []
-        self._numbers = itertools.count()
-        self._start = secrets.token_hex(3)  # of this start of the run, in the names of its conversations
         self._closed = False
         self._looked = 0.0
         self.on_close: Callable[[], None] = lambda: None
@@ -84,7 +79,7 @@ class OpenHost:
     # ------------------------------------------------------------------------------------------ the run's thread
 
     def load(self, names: Sequence[str]) -> dict[str, str]:
-        return {}
+        return self._scores.host.load(names) if self._scores.host else {}
 
     def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
         with self._changed:
@@ -122,8 +117,8 @@ class OpenHost:
             return
         talk.turns.over = True
         talk.state, talk.why = "dropped", "nothing was sampled in it"
-        self._note_end(talk)
-        del self._open[talk.name], self._by_episode[talk.place.episode]
+        self._names.given_back(talk)
+        del self._by_episode[talk.place.episode]
         self._places.give_back(talk.group, talk.place, time.monotonic())
         self._changed.notify_all()
 
@@ -156,14 +151,19 @@ class OpenHost:
             talk = self._by_episode.get(episode)
             metrics: Mapping[str, float] = {}
             if talk is not None:
+                if talk.has_scorer and talk.state == "ended":
+                    self._scores.finish(episode)  # the environment's metrics come with the others
+                    return
                 metrics = {**talk.metrics, **talk.turns.counts()}
                 self._end(talk, "ended", "")
+                self._scores.drop(episode)
             self._events.append((episode, metrics))
             self._changed.notify_all()
 
     def drop(self, episode: str, failed: EnvFailed | None = None) -> None:
         with self._changed:
             self._places.drop(episode)
+            self._scores.drop(episode)
             if (talk := self._by_episode.get(episode)) is not None:
                 why = f"its episode has failed: {failed.detail}" if failed else "its episode was dropped by the run"
                 self._end(
@@ -174,24 +174,28 @@ class OpenHost:
     def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
         """See EnvHost. Raises: OSError when the journal cannot be written."""
         end = time.monotonic() + timeout_s
-        with self._changed:
-            while True:
+        while True:
+            scored = self._scores.take()  # without the lock: a first environment loads its libraries
+            with self._changed:
+                for episode, event in scored:
+                    self._take_score(episode, event)
                 self._look()
-                if self._journal and self._journal.failure:
-                    raise self._journal.failure
+                if self._names.journal and self._names.journal.failure:
+                    raise self._names.journal.failure
                 left = end - time.monotonic()
                 if self._events or left <= 0:
                     events, self._events = self._events, []
                     return events
-                self._changed.wait(min(left, LOOK_S))
+                self._changed.wait(min(left, SCORE_S if self._scores.busy else LOOK_S))
 
     def abandon(self) -> None:
         with self._changed:
             for group in self._places.groups:
                 for place in list(group.free):
                     self._places.drop(place.episode)
-            for talk in list(self._open.values()):
+            for talk in list(self._names.open.values()):
                 self._end(talk, "dropped", "the run has dropped its episodes")
+            self._scores.abandon()
             self._events = []
 
     def close(self) -> None:
@@ -199,20 +203,27 @@ class OpenHost:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            if self._journal:
-                self._journal.close()
+            if self._names.journal:
+                self._names.journal.close()
+        self._scores.close()
         self.on_close()
 
     # --------------------------------------------------------------------------------------- requests over HTTP
 
     def begin(self, name: str, label: str) -> OpenConversation:
-        """Begin a conversation in any place: the caller plays the row that it is given. Raises: Refused."""
+        """Begin a conversation in any place: the caller plays the row that it is given, or the task that its environment sets.
+
+        Raises: Refused.
+        """
         with self._changed:
-            trained = self._journal is not None and self._journal.told(name) != self._lost(name)
-            if name in self._open or name in self._over or trained:
+            if self._names.is_used(name):
                 raise Refused(f"there is a conversation {name!r} already", 409)
             [talk] = self._taken(name, label, any_place=not label)
             talk.by_call = True
+            if talk.has_scorer and not self._scores.set_task(talk, self._changed, self._wait_s):
+                talk.by_call = False
+                self._give_back(talk)
+                raise Refused(f"no environment was free for {self._wait_s:g} s (environment.workers)", 503)
             return talk
 
     def request(self, name: str, label: str, requests: Sequence[TurnRequest]) -> list[OpenConversation]:
@@ -223,10 +234,10 @@ class OpenHost:
         """
         first, several = requests[0], len(requests) > 1
         with self._changed:
-            talk = self._named(name) if name else None if several else self._extended(first)
+            talk = self._names.named(name) if name else None if several else self._names.extended(first)
             talks = [talk] if talk else []
             if not talks:
-                if name and _goes_on(first) and (why := self._lost(name)):
+                if name and first.goes_on and (why := self._names.lost(name)):
                     raise Refused(f"the conversation {name!r} cannot go on: {why}; begin it again", 409)
                 if self.has_rows:
                     what = "the episodes of this run are rows of its data: begin with POST /conversations, which returns one"
@@ -243,62 +254,31 @@ class OpenHost:
         return talks
 
     def reward(self, name: str, reward: float | None, metrics: Mapping[str, float]) -> OpenConversation:
-        """End a conversation with its reward; None: the run's reward terms score it. The same reward twice is answered twice.
+        """End a conversation with its reward; None: its environment scores it, or the run's reward terms. The same reward twice
+        is answered twice.
 
         Raises: Refused.
         """
         with self._changed:
-            over = self._over.get(name)
-            if over is not None and over.state == "ended" and over.reward == reward:
-                return over
-            talk = self._named(name)
-            if talk is None:
-                if self._journal and (told := self._journal.told(name)):
-                    raise Refused(f"the conversation {name!r} gets no reward: {told}", 409)
-                raise Refused(f"there is no conversation {name!r}{self._earlier(name)}", 404)
-            if not talk.turns.turns:
-                raise Refused(f"the conversation {name!r} has no turn of the policy that a reward could be for", 409)
-            talk.turns.end("the conversation has ended with its reward")
-            talk.reward, talk.metrics = reward, dict(metrics)
-            self._emit(talk, EnvStep(done=True, stop="ended", reward=reward))
-            self._end(talk, "ended", "")
-            self._by_episode[talk.place.episode] = talk  # until the run has taken it in
-            self._check_journal()
+            known = self._names.known(name)
+            if known is not None and known.has_scorer:
+                if reward is not None:
+                    raise Refused("the environment of the run scores its conversations: leave reward out", 409)
+                if known.state in ("scoring", "ended"):
+                    return known
+            if known is not None and known.state == "ended" and known.reward == reward:
+                return known
+            talk = self._names.for_reward(name)
+            self._ended_by_call(talk, reward, metrics)
+            self._names.check()
             return talk
 
     def found(self, name: str) -> OpenConversation:
         """Raises: Refused."""
         with self._changed:
-            talk = self._open.get(name) or self._over.get(name)
-            if talk is None:
-                told = self._journal.told(name) if self._journal else ""
-                raise Refused(f"there is no conversation {name!r}{f': {told}' if told else self._earlier(name)}", 404)
-            return talk
+            return self._names.found(name)
 
     # --------------------------------------------------------------------------------------------------- inside
-
-    def _named(self, name: str) -> OpenConversation | None:
-        if (over := self._over.get(name)) is not None:
-            detail = f": {over.why}" if over.why else ""
-            raise Refused(f"the conversation {name!r} has {_PAST[over.state]}{detail}", 409)
-        return self._open.get(name)
-
-    def _lost(self, name: str) -> str:
-        """Return why a conversation of an earlier start of the run is not trained on; "" where there is no such one."""
-        return self._journal.lost(name) if self._journal else ""
-
-    def _earlier(self, name: str) -> str:
-        head, _, number = name.rpartition("-")
-        if number.isdigit() and head.startswith("conversation-") and head != f"conversation-{self._start}":
-            return ": it is of an earlier start of this run, which ended before its reward came; it is not trained on"
-        return ""
-
-    def _extended(self, request: TurnRequest) -> OpenConversation | None:
-        """The conversation that a request without a name goes on in: the newest whose messages it extends."""
-        for talk in reversed(self._open.values()):
-            if talk.turns.extends(request):
-                return talk
-        return None
 
     def _taken(self, name: str, label: str, *, any_place: bool, count: int = 1) -> list[OpenConversation]:
         """Take places of one group for new conversations, as soon as there are so many."""
@@ -321,7 +301,7 @@ class OpenHost:
         return [self._begun(name, group, place) for place in places]
 
     def _begun(self, given: str, group: Group, place: Place) -> OpenConversation:
-        name = given or f"conversation-{self._start}-{next(self._numbers)}"
+        name = given or self._names.new()
         talk: OpenConversation
 
         def emit(event: EnvAsk | EnvWithdrawn | EnvStep | Exception) -> None:
@@ -330,16 +310,51 @@ class OpenHost:
         start = f"{place.conversations}." if place.conversations > 1 else ""
         turns = AskedTurns(place.spec, emit, self._changed, start=start)
         talk = OpenConversation(name, group, place, turns, time.monotonic(), named=bool(given))
-        self._open[name] = self._by_episode[place.episode] = talk
-        if self._journal:
-            self._journal.begun(name, place.episode)
-            self._check_journal()
+        self._by_episode[place.episode] = talk
+        self._names.begun(talk)
         return talk
 
-    def _check_journal(self) -> None:
-        """Raises: Refused when the journal cannot be written: the run ends at its next ``wait``, and trains on nothing since."""
-        if self._journal and (failure := self._journal.failure):
-            raise Refused(f"the run is ending, and this is not trained on: {disk_errors.described(failure)}", 503)
+    def _ended_by_call(self, talk: OpenConversation, reward: float | None, metrics: Mapping[str, float]) -> None:
+        """End a conversation that has turns with its reward, or hand it to its environment."""
+        talk.turns.end("the conversation has ended with its reward")
+        talk.reward, talk.metrics = reward, dict(metrics)
+        if not talk.has_scorer:
+            self._emit_end(talk, EnvStep(done=True, stop="ended", reward=reward))
+            return
+        talk.state = "scoring"
+        self._names.note(talk)
+        self._scores.score(talk.place, talk.turns.finished(self._decode, compared=self._compared))
+        self._changed.notify_all()
+
+    def _emit_end(self, talk: OpenConversation, step: EnvStep) -> None:
+        self._emit(talk, step)
+        self._end(talk, "ended", "")
+        self._by_episode[talk.place.episode] = talk  # until the run has taken it in
+
+    def _take_score(self, episode: str, event: EnvEvent) -> None:
+        """Take in what the environment of a conversation says: its task, its score, its failure, or at last its metrics."""
+        talk = self._by_episode.get(episode)
+        if isinstance(event, EnvFailed):
+            self._scores.failed(episode)
+        if talk is None:
+            return
+        match event:
+            case EnvStart():
+                talk.task = event
+                self._changed.notify_all()
+            case EnvScored():
+                talk.reward = event.reward
+                stop = event.stop or "ended"
+                self._emit_end(talk, EnvStep(done=True, stop=stop, reward=event.reward, metrics=event.metrics))
+            case EnvFailed() if talk.state in ("open", "scoring"):
+                self._emit(talk, EnvFailed(event.reason, f"the environment of {talk.name}: {event.detail}"))
+                self._end(talk, "failed", f"its environment has failed ({event.reason}): {event.detail}")
+            case EnvFailed():  # to close: the episode keeps its score
+                del self._by_episode[episode]
+                self._events.append((episode, event))
+            case Mapping():
+                del self._by_episode[episode]
+                self._events.append((episode, {**event, **talk.metrics, **talk.turns.counts()}))
 
     def _emit(self, talk: OpenConversation, event: EnvAsk | EnvWithdrawn | EnvStep | EnvFailed | Exception) -> None:
         with self._changed:
@@ -349,20 +364,12 @@ class OpenHost:
 
     def _end(self, talk: OpenConversation, state: str, why: str, status: int = 503) -> None:
         self._by_episode.pop(talk.place.episode, None)
-        if talk.state != "open":
+        if talk.state not in ("open", "scoring"):
             return
         talk.state, talk.why = state, why
-        self._note_end(talk)
+        self._names.ended(talk)
         talk.turns.end(why or "the conversation has ended", status)
-        self._open.pop(talk.name, None)
-        self._over[talk.name] = talk
-        while len(self._over) > MOST_REMEMBERED:
-            del self._over[next(iter(self._over))]
         self._places.ended(talk.group, time.monotonic())
-
-    def _note_end(self, talk: OpenConversation) -> None:
-        if self._journal:
-            self._journal.ended(talk.name, talk.state, talk.why, talk.reward)
 
     def _look(self) -> None:
         """Fail the conversations and the places whose time is over."""
@@ -371,36 +378,15 @@ class OpenHost:
             return
         self._looked = now
         conversation_s, group_s = self._limits
-        for talk in [talk for talk in self._open.values() if not talk.turns.waiting]:
-            if now - talk.last_used > conversation_s:
+        for talk in [talk for talk in self._names.open.values() if talk.state == "open" and not talk.turns.waiting]:
+            idle_s = now - talk.last_used
+            if self._ends_after_s is not None and idle_s > self._ends_after_s and talk.turns.turns:
+                self._ended_by_call(talk, None, {})
+            elif idle_s > conversation_s:
+                self._scores.drop(talk.place.episode)
                 why = f"no request and no reward came for {conversation_s:g} s"
                 self._emit(talk, EnvFailed(TIMED_OUT, f"the conversation {talk.name}: {why}"))
                 self._end(talk, "failed", why)
         for place in self._places.unfilled(now - group_s):
             detail = f"no further conversation of its group was begun for {group_s:g} s"
             self._events.append((place.episode, EnvFailed(UNFILLED, detail)))
-
-
-def _goes_on(request: TurnRequest) -> bool:
-    """Return True for a chat that holds earlier turns of the policy; a completion shows none."""
-    return request.prompt is None and any(message.get("role") == "assistant" for message in request.messages)
-
-
-_PAST = {"ended": "ended", "failed": "failed", "dropped": "been dropped"}
-
-
-def described(talk: OpenConversation) -> dict[str, Any]:
-    """Return the description of a conversation for its caller."""
-    row = {name: value for name, value in talk.place.spec.row.items() if name != "ground_truth"}
-    return {
-        "conversation": talk.name,
-        "sample": talk.place.episode,
-        "group": talk.group.name,
-        "state": talk.state,
-        **({"why": talk.why} if talk.why else {}),
-        "turns": talk.turns.turns,
-        "reward": talk.reward,
-        "messages": list(talk.place.spec.messages),
-        "row": row,
-        "seed": talk.place.seed,
-    }

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-from posttrain.backends.environments.open.host import OpenConversation, OpenHost, described
+from posttrain.backends.environments.open.conversation import OpenConversation, described
+from posttrain.backends.environments.open.host import OpenHost
 from posttrain.data.chat_api import Refused, check_model
 from posttrain.data.openai_api.answer import EchoedPrompt, LiveAnswer
 from posttrain.data.openai_api.own_sampling import Honours
@@ -170,7 +171,7 @@ class _Handler(AgentHandler):
         reward, metrics = body.get("reward"), body.get("metrics") or {}
         if reward is not None and not _is_finite(reward):
             raise Refused(
-                f"reward is {json.dumps(reward)[:60]}; use a finite number, or null for the run's reward terms"
+                f"reward is {json.dumps(reward)[:60]}; use a finite number, or null for the run's environment or reward terms"
             )
         if not isinstance(metrics, dict) or not all(_is_finite(value) for value in metrics.values()):
             raise Refused("metrics must be finite numbers by name")
@@ -180,7 +181,8 @@ class _Handler(AgentHandler):
         if not name:
             raise Refused(f"conversation is missing: name the one that the reward is for, here or in {CONVERSATION}")
         talk: OpenConversation = self._open.host.reward(name, reward, metrics)
-        return {"ok": True, "conversation": talk.name, "sample": talk.place.episode, "turns": talk.turns.turns}
+        found = {"conversation": talk.name, "sample": talk.place.episode, "turns": talk.turns.turns}
+        return {"ok": True, **found, "state": talk.state}
 
     def _object(self, *, known: set[str]) -> dict[str, Any]:
         body = self._body() if self.headers.get("content-length", "0") != "0" else {}

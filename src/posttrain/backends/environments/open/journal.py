@@ -25,7 +25,7 @@ class EarlierConversation:
 
     name: str
     sample: str  # the episode that it was
-    state: str  # open, ended, failed or dropped, as OpenConversation has it
+    state: str  # as OpenConversation has it
     why: str = ""
     reward: float | None = None
 
@@ -65,6 +65,8 @@ class Journal:
             return ""
         if found.state == "open":
             return "it was unfinished when an earlier start of this run ended, and is not trained on"
+        if found.state == "scoring":
+            return "its environment had not scored it when an earlier start of this run ended: it is not trained on"
         if found.state != "ended":
             return f"it has {found.state} in an earlier start of this run ({found.why or 'no reason is known'})"
         given = self._given.get(found.sample, ())
@@ -83,7 +85,7 @@ class Journal:
 
     def summary(self) -> str:
         """Return a note for the user about conversations of earlier starts that are lost; "" where there are none."""
-        unfinished = [each.name for each in self._earlier.values() if each.state == "open"]
+        unfinished = [each.name for each in self._earlier.values() if each.state in ("open", "scoring")]
         rewarded = [each.name for each in self._earlier.values() if each.state == "ended" and self.lost(each.name)]
         if not unfinished and not rewarded:
             return ""

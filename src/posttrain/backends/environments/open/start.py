@@ -16,6 +16,7 @@ from posttrain.config.roles import compares_vocabularies
 from posttrain.data.openai_api.own_sampling import DISTRIBUTION, Honours
 from posttrain.envs.agent.listener import RUN_HONOURS
 from posttrain.errors import ConfigError, Problem
+from posttrain.interfaces.env import ScoringHost
 from posttrain.plan.engine import engine_plan
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ENVS, ROLLOUT_ENGINES
@@ -25,11 +26,11 @@ TOKEN = "endpoint_token"  # the file in the run folder
 
 
 def start_open(
-    config: RunConfig, folder: Path, sampling: SamplingParams, tokens: TokenTexts
+    config: RunConfig, folder: Path, sampling: SamplingParams, tokens: TokenTexts, scorer: ScoringHost | None
 ) -> tuple[OpenHost, list[str]]:
     """Listen for programs outside. Returns: the host of their episodes, and what a client sets, for the user.
 
-    Args: sampling, the run's.
+    Args: sampling, the run's; scorer, the host of environments that score conversations.
     Raises: ConfigError when it cannot listen, or the token cannot be read or written.
     """
     # The settings, with the defaults that stand where they are registered.
@@ -50,6 +51,10 @@ def start_open(
         has_rows=bool(config.data.train_files),
         group_size=config.rollout.samples_per_prompt,
         journal=journal,
+        scorer=scorer,
+        decode=tokens.decode,
+        compared=bool(settings["compare_observations"]),
+        ends_after_s=settings["ends_after_s"],
     )
     address, port = str(settings["host"]), int(settings["port"])
     try:
