@@ -1,7 +1,8 @@
 """Images in the messages of an environment, for vision models.
 
-A part ``{"type": "image", "image": "data:image/png;base64,..."}`` of a message holds its image as text, so that messages
-can cross processes. Paths are not read: an environment may repeat text of the model.
+A part ``{"type": "image", "image": "data:image/png;base64,..."}`` of a message, or OpenAI's ``{"type": "image_url",
+"image_url": {"url": ...}}``, holds its image as text, so that messages can cross processes. Paths are not read: an environment
+may repeat text of the model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from posttrain.errors import DataError, Problem
 from posttrain.interfaces.env import Message
 from posttrain.records.images import PromptImages
 
+IMAGES = ("image", "image_url")  # types of parts; the image is under the same key
 KEPT_FILES = 512  # checked images that are remembered: every turn renders the whole conversation
 
 
@@ -63,8 +65,9 @@ def _sources(messages: Sequence[Message]) -> Iterator[Any]:
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type") == "image":
-                yield part.get("image")
+            if isinstance(part, Mapping) and part.get("type") in IMAGES:
+                held = part.get(str(part["type"]))
+                yield held.get("url") if isinstance(held, Mapping) else held
 
 
 def _parts(content: Any) -> Any:
@@ -72,9 +75,7 @@ def _parts(content: Any) -> Any:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         return content
-    return [
-        {"type": "image"} if isinstance(part, Mapping) and part.get("type") == "image" else part for part in content
-    ]
+    return [{"type": "image"} if isinstance(part, Mapping) and part.get("type") in IMAGES else part for part in content]
 
 
 def _data_url(source: object) -> str:

@@ -12,7 +12,7 @@ from skyrl_gym.envs.registration import registry
 from skyrl_gym.envs.sql.env import SQLEnv
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
-from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.libraries.skyrl_names import RUN_CODE
 from posttrain.registry import ENVS
 
@@ -71,27 +71,45 @@ def make_skyrl_gym(
 
 
 class SkyRLGym:
-    """Adapter from an environment of skyrl-gym to Env."""
+    """Adapter from an environment of skyrl-gym to Env.
+
+    ``init`` returns the list that SkyRL's generator keeps as the conversation; environments of its recursive language models hold
+    on to that list and take their last instruction out of it in ``step``. So the list is kept up to date here as there, and when
+    a step has changed it, the conversation goes on as the environment left it.
+    """
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
         self._env = env
-        self._messages = copy.deepcopy(list(spec.messages))
+        self._history: list[Message] = copy.deepcopy(list(spec.messages))
 
     def reset(self, seed: int) -> EnvStart:
-        messages, _ = self._env.init(self._messages)
-        return EnvStart(messages=messages)
+        self._history, _ = self._env.init(self._history)
+        return EnvStart(messages=list(self._history))
 
     def step(self, action: str) -> EnvStep:
+        before = copy.deepcopy(self._history)
         answer = self._env.step(action)
+        changed = self._history != before
+        observations = list(answer.get("observations") or [])
+        corrected = answer.get("postprocessed_action")
+        self._history.append({"role": "assistant", "content": action if corrected is None else corrected})
+        self._history += observations
         return EnvStep(
-            messages=answer["observations"] or [],
+            messages=observations,
             reward=answer["reward"],
             done=bool(answer["done"]),
-            action=answer.get("postprocessed_action"),
+            action=corrected,
+            conversation=list(self._history) if changed else None,
         )
 
     def close(self) -> Mapping[str, float]:
-        """Return those of its metrics that are numbers."""
-        metrics = self._env.get_metrics()
+        """Return those of its metrics that are numbers, and what its class makes of them for the report of many episodes: means
+        in every environment of SkyRL's, so that the run's means over episodes are theirs, under their names."""
+        metrics = self._env.get_metrics() if hasattr(self._env, "get_metrics") else {}  # since skyrl-gym 0.2
+        aggregate = getattr(type(self._env), "aggregate_metrics", None)
         self._env.close()
-        return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}
+        return {**_numbers(metrics), **(_numbers(aggregate([metrics])) if aggregate and metrics else {})}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, (bool, int, float))}

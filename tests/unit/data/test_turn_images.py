@@ -42,7 +42,8 @@ def seen(*parts: Any) -> list[dict[str, Any]]:
 
 def test_images_are_placed_and_expanded_in_order() -> None:
     images = TurnImages(Reader())
-    messages = seen(picture(3, 2), {"type": "text", "text": "and"}, picture(5, 4))
+    in_openai_form = {"type": "image_url", "image_url": {"url": picture(5, 4)["image"]}}
+    messages = seen(picture(3, 2), {"type": "text", "text": "and"}, in_openai_form)
     places = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
     assert [message["content"] for message in images.placed(messages)] == [[{"type": "text", "text": "Look."}], places]
     assert images.expanded("<image> and <image>", messages) == "[3x2] and [5x4]"

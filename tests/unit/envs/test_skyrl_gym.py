@@ -20,7 +20,7 @@ import skyrl_gym.envs  # noqa: E402, F811
 from skyrl_gym.envs.registration import registry  # noqa: E402
 
 from posttrain.backends.environments.inline import InlineHost  # noqa: E402
-from posttrain.envs.skyrl_gym import make_skyrl_gym  # noqa: E402
+from posttrain.envs.skyrl_gym import SkyRLGym, make_skyrl_gym  # noqa: E402
 from posttrain.interfaces.env import EnvFailed, EnvStart, EnvStep  # noqa: E402
 
 SHIPPED = tuple(registry)
@@ -128,7 +128,56 @@ def test_equal_to_the_package_called_directly(name: str, search_url: str, databa
     assert step.done
     host.finish("e")
     ((_, metrics),) = host.wait(0.0)
-    assert metrics == direct.get_metrics()
+    assert metrics == direct.get_metrics() | type(direct).aggregate_metrics([direct.get_metrics()])
+
+
+def test_a_recursive_language_model_takes_its_instructions_back() -> None:
+    """Its steps take the last instruction out of the generator's list, played here as SkyRL's generator keeps it."""
+    rlm = pytest.importorskip("skyrl_gym.envs.rlm.env")
+    skyrl_gym.envs.register(id="rlm", entry_point="skyrl_gym.envs.rlm.env:BaseRLMEnv")
+    row = {"extra_info": {"context_text": "the code is 1234"}}
+    replies = [
+        "no code",
+        "```repl\nx = context[-4:]\nprint(x)\n```",
+        "hm",
+        "still",
+        "```repl\nprint(1)\n```\nFINAL(1234)",
+    ]
+    spec = EnvSpec(name="skyrl_gym", settings={"env_class": "rlm"}, messages=PROMPT, row=row, max_turns=8)
+    direct = rlm.BaseRLMEnv(extras={**row, "max_turns": 8})
+    history, _ = direct.init([dict(message) for message in PROMPT])
+    host = InlineHost()
+    host.start("e", spec, 0)
+    ((_, start),) = host.wait(0.0)
+    assert isinstance(start, EnvStart) and start.messages == history
+    for reply in replies:  # more than the list had instructions at the start
+        expected = direct.step(reply)
+        history += [{"role": "assistant", "content": reply}, *expected["observations"]]
+        host.step("e", reply)
+        ((_, step),) = host.wait(0.0)
+        assert isinstance(step, EnvStep), step
+        assert (step.conversation, step.reward, step.done) == (history, expected["reward"], expected["done"])
+    assert step.done and step.reward == 1.0
+    assert sum("Your next action" in str(message["content"]) for message in history) == 0, "instructions do not pile up"
+    host.finish("e")
+    ((_, metrics),) = host.wait(0.0)
+    assert isinstance(metrics, dict) and metrics["turns_used"] == 5.0 and metrics["final_value_set"] == 1.0
+
+
+def test_an_environment_of_a_release_without_metrics() -> None:
+    class Old:
+        """The form of June 2025: no metrics, no metadata."""
+
+        def init(self, prompt: list[Any]) -> Any:
+            return prompt, {}
+
+        def step(self, action: str) -> Any:
+            return {"observations": [], "reward": 1.0, "done": True}
+
+        def close(self) -> None: ...
+
+    env = SkyRLGym(Old(), EnvSpec(name="skyrl_gym", messages=PROMPT))
+    assert env.reset(0).messages == PROMPT and env.step("72").reward == 1.0 and env.close() == {}
 
 
 def test_queries_of_text2sql_run_in_boxes(databases: str, monkeypatch: pytest.MonkeyPatch) -> None:
