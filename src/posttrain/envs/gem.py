@@ -67,13 +67,26 @@ class Gem:
         self._draws = draws
         self._enough = enough
         self._sum = 0.0
+        self._seed = 0
+        self._actions: list[str] = []
+
+    def state(self) -> Any:
+        """Return the seed and the actions so far: with draws of its own an episode is equal for equal ones."""
+        return {"seed": self._seed, "actions": list(self._actions)}
+
+    def restore(self, state: Any) -> None:
+        self.reset(state["seed"])
+        for action in state["actions"]:
+            self.step(action)
 
     def reset(self, seed: int) -> EnvStart:
+        self._seed = seed
         with self._draws.ours():
             observation, info = self._env.reset(seed=seed % 2**32)
         return EnvStart(messages=[_message(observation, info)])
 
     def step(self, action: str) -> EnvStep:
+        self._actions.append(action)
         with self._draws.ours():
             observation, reward, terminated, truncated, info = self._env.step(action)
         done = bool(terminated or truncated)

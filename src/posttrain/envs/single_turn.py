@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
 from posttrain.registry import ENVS
@@ -20,6 +21,13 @@ class SingleTurn:
 
     def step(self, action: str) -> EnvStep:
         return EnvStep(done=True)
+
+    def state(self) -> Any:
+        """Return an empty state: the next step depends on nothing."""
+        return {}
+
+    def restore(self, state: Any) -> None:
+        """No-op: there is no state."""
 
     def close(self) -> Mapping[str, float]:
         return {}

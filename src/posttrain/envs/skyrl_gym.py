@@ -13,7 +13,7 @@ from skyrl_gym.envs.sql.env import SQLEnv
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
-from posttrain.libraries.skyrl_names import RUN_CODE
+from posttrain.libraries.skyrl_names import REPLAYED, RUN_CODE
 from posttrain.registry import ENVS
 
 # Defaults of SkyRL's own configuration.
@@ -67,7 +67,9 @@ def make_skyrl_gym(
         from posttrain.envs.skyrl_sql import box_queries
 
         box_queries(env, allow_unboxed=allow_unboxed_code)
-    return SkyRLGym(env, spec)
+    if callable(getattr(env, "state", None)) and callable(getattr(env, "restore", None)):
+        return OwnState(env, spec)
+    return Replayed(env, spec) if name in REPLAYED else SkyRLGym(env, spec)
 
 
 class SkyRLGym:
@@ -105,10 +107,43 @@ class SkyRLGym:
     def close(self) -> Mapping[str, float]:
         """Return those of its metrics that are numbers, and what its class makes of them for the report of many episodes: means
         in every environment of SkyRL's, so that the run's means over episodes are theirs, under their names."""
-        metrics = self._env.get_metrics() if hasattr(self._env, "get_metrics") else {}  # since skyrl-gym 0.2
+        # Classes of before October 2025 have none.
+        metrics = self._env.get_metrics() if hasattr(self._env, "get_metrics") else {}
         aggregate = getattr(type(self._env), "aggregate_metrics", None)
         self._env.close()
         return {**_numbers(metrics), **(_numbers(aggregate([metrics])) if aggregate and metrics else {})}
+
+
+class Replayed(SkyRLGym):
+    """One whose episodes depend on the row and the actions alone: saved as its actions, continued by taking them again."""
+
+    def __init__(self, env: Any, spec: EnvSpec) -> None:
+        super().__init__(env, spec)
+        self._actions: list[str] = []
+
+    def step(self, action: str) -> EnvStep:
+        self._actions.append(action)
+        return super().step(action)
+
+    def state(self) -> Any:
+        return list(self._actions)
+
+    def restore(self, state: Any) -> None:
+        self.reset(0)
+        for action in state:
+            self.step(action)
+
+
+class OwnState(SkyRLGym):
+    """One whose class has ``state()`` and ``restore(state)`` itself, which is called after ``init``."""
+
+    def state(self) -> Any:
+        return {"history": list(self._history), "own": self._env.state()}
+
+    def restore(self, state: Any) -> None:
+        self.reset(0)
+        self._history[:] = state["history"]  # the list that the environment may hold
+        self._env.restore(state["own"])
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

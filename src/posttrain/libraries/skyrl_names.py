@@ -10,6 +10,8 @@ from pathlib import Path
 SHIPPED = ("aime", "gsm8k", "gsm8k_multi_turn", "lcb", "search", "searchcode", "text2sql")
 # Execute model-written code in processes without a sandbox. (The queries of text2sql run in sandboxes: envs/skyrl_sql.py.)
 RUN_CODE = ("lcb", "searchcode")
+# Their episodes depend on the row and the actions alone, so one is saved as its actions.
+REPLAYED = ("aime", "gsm8k", "gsm8k_multi_turn", "text2sql")
 
 
 def registered() -> list[str]:

@@ -49,6 +49,18 @@ def test_observations_rewards_and_the_end() -> None:
     assert (steps[-1].stop, list(steps[-1].messages), env.close()) == ("solved", [], {"success": 1.0})
 
 
+def test_a_saved_episode_draws_as_it_would_have() -> None:
+    env = Gem(Counting(), Draws(), 1.0)
+    env.reset(3)
+    played(env, "go")
+    state = env.state()
+    rest = played(env, "go"), [step.stop for step in [env.step("go")]], env.close()
+    random.seed(8)
+    again = Gem(Counting(), Draws(), 1.0)
+    again.restore(state)
+    assert (played(again, "go"), [again.step("go").stop], again.close()) == rest
+
+
 @pytest.mark.parametrize(("action", "stop"), [("stop", "lost"), ("slow", "truncated")])
 def test_an_end_without_success(action: str, stop: str) -> None:
     env = Gem(Counting(), Draws(), 1.0)

@@ -20,6 +20,7 @@ import skyrl_gym.envs  # noqa: E402, F811
 from skyrl_gym.envs.registration import registry  # noqa: E402
 
 from posttrain.backends.environments.inline import InlineHost  # noqa: E402
+from posttrain.backends.environments.make import HostedEpisode  # noqa: E402
 from posttrain.envs.skyrl_gym import SkyRLGym, make_skyrl_gym  # noqa: E402
 from posttrain.interfaces.env import EnvFailed, EnvStart, EnvStep  # noqa: E402
 
@@ -162,6 +163,54 @@ def test_a_recursive_language_model_takes_its_instructions_back() -> None:
     host.finish("e")
     ((_, metrics),) = host.wait(0.0)
     assert isinstance(metrics, dict) and metrics["turns_used"] == 5.0 and metrics["final_value_set"] == 1.0
+
+
+class Own(skyrl_gym.envs.base_text_env.BaseTextEnv):  # type: ignore[misc, name-defined]
+    """Saves what it has counted."""
+
+    def __init__(self, env_config: Any, extras: Any) -> None:
+        super().__init__()
+        self.count = 0
+
+    def step(self, action: str) -> Any:
+        self.count += len(action)
+        return {
+            "observations": [{"role": "user", "content": str(self.count)}],
+            "reward": 0.0,
+            "done": self.count > 5,
+        }
+
+    def state(self) -> Any:
+        return self.count
+
+    def restore(self, state: Any) -> None:
+        self.count = state
+
+
+@pytest.mark.parametrize("name", ["gsm8k_multi_turn", "text2sql", "aime", "own"])
+def test_a_saved_episode_is_continued_by_another_environment(name: str, databases: str) -> None:
+    if name not in registry:
+        skyrl_gym.envs.register(id=name, entry_point=Own)
+    row, replies, _ = CASES.get(name, ({}, ["a", "bb", "ccc"], []))
+    settings = {"env_class": name, "configs": {"text2sql": {"db_path": databases}}}
+    spec = EnvSpec(name="skyrl_gym", settings=settings, messages=PROMPT, row=row, max_turns=3, saves=True)
+    whole = HostedEpisode(spec, 0)
+    expected, saved = [], [whole.reset()["saved"]]
+    for reply in replies:
+        expected.append(whole.step(reply))
+        saved.append(expected[-1]["saved"])
+    metrics = whole.close()
+    for turn, state in enumerate(saved[:-1]):
+        again = HostedEpisode(spec, 0)
+        assert state is not None and again.restore(json.loads(json.dumps(state))) == {"restored": True}
+        assert [again.step(reply) for reply in replies[turn:]] == expected[turn:]
+        assert again.close() == metrics
+
+
+def test_what_is_not_known_to_be_repeatable_is_not_saved(search_url: str) -> None:
+    settings = {"env_class": "search", "configs": {"search": {"search_url": search_url}}}
+    spec = EnvSpec(name="skyrl_gym", settings=settings, messages=PROMPT, row=CASES["search"][0], saves=True)
+    assert HostedEpisode(spec, 0).reset()["saved"] is None
 
 
 def test_an_environment_of_a_release_without_metrics() -> None:
