@@ -37,9 +37,11 @@ from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.rollout_engine import Served
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.interfaces.weight_sync import check_served
+from posttrain.interfaces.worlds import Worlds
 from posttrain.models.weight_transfer import manifest_of
 from posttrain.steps import fleet
 from posttrain.steps.apart import Apart
+from posttrain.steps.episodes_in_flight import Episodes
 from posttrain.steps.seat import StreamSeat
 
 SEPARATE = {"mode": "separate", "max_staleness_steps": 2}
@@ -356,6 +358,103 @@ def test_episodes_go_on_while_a_step_trains(make: Make, samplers: Samplers, tmp_
     assert_each_group_is_trained_once(folder)
     again = in_a_world(make, tmp_path, "again", workers=12, seconds=0.0, asynchronous=SEPARATE, replay=folder)
     assert results(again) == results(folder)
+
+
+class Late:
+    """A host whose answers are held back until all samplers have done all that they can without them, and the loop has looked at
+    that twice: the latest that a replay can get them."""
+
+    def __init__(self, host: Any):
+        self.host = host
+        self.held: list[Any] = []
+        self.looks = 0  # while no sampler had anything to do
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+    def wait(self, timeout_s: float) -> list[Any]:
+        self.held += self.host.wait(timeout_s)
+        if self.looks < 3:
+            return []
+        self.looks, held, self.held = 0, self.held, []
+        return held
+
+    def look(self, posts: list[fleet.Post]) -> None:
+        self.looks = 0 if any(post.turn is not None for post in posts) else self.looks + 1
+
+
+def with_late_answers(patch: pytest.MonkeyPatch) -> None:
+    begin, choice, at_rest = Episodes.__init__, Apart._choice, fleet.Fleet.at_rest
+    hosts: list[Late] = []
+
+    def begun(self: Episodes, worlds: Worlds, *more: Any, **named: Any) -> None:
+        hosts.append(Late(worlds.host))
+        begin(self, replace(worlds, host=hosts[-1]), *more, **named)
+
+    def chosen(self: Apart) -> Any:
+        hosts[-1].look(self._fleet._posts)
+        return choice(self)
+
+    def rests(self: fleet.Fleet) -> bool:
+        hosts[-1].look(self._posts)
+        return at_rest(self)
+
+    patch.setattr(Episodes, "__init__", begun)
+    patch.setattr(Apart, "_choice", chosen)
+    patch.setattr(fleet.Fleet, "at_rest", rests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bounds", [{"max_staleness_steps": 0}, {"max_staleness_steps": 1, "on_stale": "drop"}])
+def test_a_replay_waits_for_answers_that_come_after_the_last_pass_of_a_step(
+    make: Make, samplers: Samplers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, Any]
+) -> None:
+    """The rest that ends a step is not taken for one in which a sampler joins, although the step still waits for groups: without
+    any staleness nothing is left to sample then."""
+    settings = {"asynchronous": SEPARATE | bounds | {"wait_timeout_s": 60.0}}
+    folder = in_a_world(make, tmp_path, "world", workers=12, **settings)
+    with_late_answers(monkeypatch)
+    again = in_a_world(make, tmp_path, "again", workers=12, replay=folder, **settings)
+    assert results(again) == results(folder)
+
+
+@pytest.mark.slow
+def test_drops_between_two_syncs_are_replayed(make: Make, samplers: Samplers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncs after steps 2 and 4, S = 2: a group of step 1 that has not ended is dropped after step 3. Its requests are withdrawn
+    at a recorded pass, although the samplers get no weights then."""
+    mode = SEPARATE | {"sync_every_steps": 2, "on_stale": "drop", "wait_timeout_s": 60.0}
+    with monkeypatch.context() as patch:
+        with_a_slow_group(patch, 1)
+        first = train_run(make("first", asynchronous=mode))
+    log = events(first)
+    assert_counts_hold(log)
+    assert (3, 1) in {(event["step"], event["group"]) for event in log if event["event"] == "dropped"}
+    assert {event["sampler"] for event in log if (event["step"], event["event"]) == (3, "rest")} == {0, 1}
+    assert results(train_run(make("again", asynchronous=mode), replay=first)) == results(first)
+
+
+def with_a_slow_group(patch: pytest.MonkeyPatch, serial: int) -> None:
+    """Have a sampler of its own for a group, which makes a single pass."""
+    left, turn = StreamSeat._left, StreamSeat.turn
+    slow: set[StreamSeat] = set()
+
+    def is_slow(request: Any) -> bool:
+        return bool(request.sample_id.startswith(f"{serial}/"))
+
+    def own_home(self: fleet.Fleet, request: Any, posts: Any) -> fleet.Post:
+        return posts[1] if is_slow(request) else posts[0]
+
+    def turned(self: StreamSeat, order: Order) -> Any:
+        if any(is_slow(request) for request in order.new):
+            slow.add(self)
+        return turn(self, order)
+
+    def few_left(self: StreamSeat, order: Order) -> int | None:
+        return max(1 - self._passes, 0) if self in slow else left(self, order)
+
+    patch.setattr(fleet.Fleet, "_home", own_home)
+    patch.setattr(StreamSeat, "turn", turned)
+    patch.setattr(StreamSeat, "_left", few_left)
 
 
 @pytest.mark.slow

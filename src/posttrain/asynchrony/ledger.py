@@ -248,10 +248,15 @@ class Ledger:
         if wanting is not None:
             self._missing = {name: count if name in wanting else 0 for name, count in self._missing.items()}
 
+    @property
+    def outdated(self) -> Sequence[Entry]:
+        """Groups that can no longer be trained within the bound once the step under way has been trained."""
+        return [entry for entry in self._pending.values() if entry.started + self.bounds.staleness <= self.steps]
+
     def end_step(self, *, synced: bool = True) -> Sequence[Entry]:
         """The step under way has been trained, and the samplers have its weights (``synced``). Returns: the groups that can no
         longer be trained within the bound, which are dropped; with ``wait`` there are none."""
-        gone = [entry for entry in self._pending.values() if entry.started + self.bounds.staleness <= self.steps]
+        gone = self.outdated
         if gone and self.bounds.on_stale == "wait":
             raise ValueError(f"group {gone[0].serial} was not trained in time")
         for entry in gone:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["order", "rest", "lost"]
+
+
+class Awaited(NamedTuple):
+    """The choice of groups that came next when something was recorded."""
+
+    step: int
+    number: int  # of the step's choices, from 0; after the last one: how many it made
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,7 @@ class Due:
     at: int  # after this pass
     sent: tuple[str, ...] = ()  # requests, by sample id
     cancelled: tuple[str, ...] = ()
+    awaited: Awaited | None = None  # of a rest
 
 
 class PostScript:
@@ -35,10 +43,21 @@ class PostScript:
         """The next order, when the sampler has come to its pass."""
         return self._orders[0] if self._orders and self._orders[0].at <= passes else None
 
+    def rests(self, awaited: Awaited) -> bool:
+        """Tell whether a rest is still to come in the wait for this choice."""
+        return any(due.kind == "rest" and due.awaited == awaited for due in self._orders)
+
     def follow(self, kind: Kind) -> None:
         """The next order has been given."""
         assert self._orders and self._orders[0].kind == kind, "orders are followed in their order"
         self._orders.popleft()
+
+
+class Joining(NamedTuple):
+    """A sampler that joined."""
+
+    version: int  # of the weights that it got
+    awaited: Awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +65,22 @@ class Passes:
     """The orders of all samplers, by their numbers in the order of joining."""
 
     orders: Mapping[int, list[Due]]
-    joined: Mapping[int, int]  # with which version of the weights
+    joined: Mapping[int, Joining]  # by number
     synced: frozenset[int]  # steps at whose end the samplers got new weights
     most: int = 0  # samplers at a time
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Passes:
         orders: dict[int, list[Due]] = {}
-        joined: dict[int, int] = {}
+        joined: dict[int, Joining] = {}
         synced = set()
+        choices = Counter[int]()  # made so far, by step
         now = most = 0
         for event in events:
+            awaited = Awaited(event["step"], choices[event["step"]])
             match event["event"]:
                 case "joined":
-                    orders[event["sampler"]], joined[event["sampler"]] = [], event["version"]
+                    orders[event["sampler"]], joined[event["sampler"]] = [], Joining(event["version"], awaited)
                     now += 1
                     most = max(most, now)
                 case "order":
@@ -67,9 +88,13 @@ class Passes:
                     orders[event["sampler"]].append(due)
                 case "synced":
                     synced.add(event["step"])
-                case "rest" | "lost":
-                    orders[event["sampler"]].append(Due(event["event"], event["pass"]))
-                    now -= event["event"] == "lost"
+                case "ready":
+                    choices[event["step"]] += 1
+                case "rest":
+                    orders[event["sampler"]].append(Due("rest", event["pass"], awaited=awaited))
+                case "lost":
+                    orders[event["sampler"]].append(Due("lost", event["pass"]))
+                    now -= 1
         return cls(orders, joined, frozenset(synced), most)
 
     def post(self, number: int) -> PostScript:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from posttrain.asynchrony.ledger import Entry, Ledger
+from posttrain.asynchrony.passes import Awaited
 from posttrain.asynchrony.script import Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Crew
@@ -58,7 +59,8 @@ class Apart:
         self._every, self._script = sync_every_steps, script
         self._number = 0  # of the step under way
         self._resumed = False  # from a checkpoint, since the last step
-        self._rounds: list[list[int]] = []  # its recorded choices
+        self._rounds: list[list[int]] = []  # its recorded choices that are still to be made
+        self._choices = 0  # that it has made
         self._served = -1  # version
         self._told = 0  # tokens that the loop has shown
         self._epochs = loader.epochs
@@ -135,7 +137,10 @@ class Apart:
         if self._script and self._script.passes:
             due = self._number in self._script.passes.synced
         if not due:
-            self._thread.ask(lambda: self._end_step(synced=False))
+            # Dropped requests are withdrawn at a recorded pass: a replay would not find others there.
+            drops = bool(self._thread.ask(lambda: self.ledger.outdated))
+            with self._at_rest() if drops else nullcontext():
+                self._thread.ask(lambda: self._end_step(synced=False))
             return
         with self._at_rest():
             self._send()
@@ -178,7 +183,7 @@ class Apart:
                 return chosen
             if self._script is None and (self._crew.joiners or not self._fleet.samplers):
                 self._take_in(clock)
-            elif self._script and self._thread.ask(lambda: self._fleet.takes_in and self._choice_waits()):
+            elif self._script and self._thread.ask(lambda: self._fleet.takes_in(self._awaited)):
                 self._take_in(clock)  # as the recorded run did here
             self._groups.check_heard(number)
             time.sleep(POLL_S)
@@ -237,6 +242,7 @@ class Apart:
         self._resumed = False
         self._groups.begin_step(number)
         self._groups.hear()
+        self._choices = 0
         self._rounds = [each.chosen for each in self._script.rounds.get(number, [])] if self._script else []
 
     def _choice(self) -> Sequence[Entry] | None:
@@ -245,18 +251,18 @@ class Apart:
         elif not self._rounds:
             raise RunStopped(f"{DIFFERS} in step {self._number}, which needs more groups than it had")
         else:
-            if not self._groups.complete(self._rounds[0]):
+            # Environments that answer sooner now must not let the step begin before a sampler has joined.
+            if self._fleet.will_take_in(self._awaited) or not self._groups.complete(self._rounds[0]):
                 return None
             chosen = self._groups.chosen_again(self._rounds.pop(0), self._number)
         if chosen is not None:
+            self._choices += 1
             self._record("ready")
         return chosen
 
-    def _choice_waits(self) -> bool:
-        """Tell whether groups of the recorded choice are incomplete."""
-        running = {entry.serial for entry in self.ledger.running}
-        admitted = self.ledger.admitted
-        return not self._rounds or any(serial in running or serial >= admitted for serial in self._rounds[0])
+    @property
+    def _awaited(self) -> Awaited:
+        return Awaited(self._number, self._choices)
 
     def _end_step(self, *, synced: bool) -> None:
         now, fleet = time.monotonic(), self._fleet

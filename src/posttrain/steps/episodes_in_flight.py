@@ -341,9 +341,12 @@ class Episodes:
         return self._end(place, trajectory)
 
     def _drop_pending(self, place: Place, stream: RequestStream) -> None:
+        """Withdraw the turns that the policy takes in a lost episode."""
         episode = self._episodes[place]
         if isinstance(episode, Conversations):
-            self._cancel(place, episode.drop_pending(), stream)
+            episode.drop_pending()
+        names = self._turns_of(place)
+        self._cancel(place, {self._turns[name].draw_name for name in names}, stream)
 
     def _cancel(self, place: Place, draws: Collection[str], stream: RequestStream) -> None:
         """Drop the requests of an episode that draw as these names."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from posttrain.asynchrony.passes import Passes, PostScript
+from posttrain.asynchrony.passes import Awaited, Passes, PostScript
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Crew, Order, SamplerLost, Turned
 from posttrain.interfaces.rollout_engine import Request, check_requests
@@ -150,13 +150,18 @@ class Fleet:
     def go(self) -> None:
         self.resting = False
 
-    @property
-    def takes_in(self) -> bool:
-        """True when the recorded run let its samplers rest now, or had lost them all, and another one joined."""
+    def will_take_in(self, awaited: Awaited) -> bool:
+        """Tell whether a sampler is still to join before this choice of a step, as in the recorded run. The rest that ends the
+        step comes after its last choice."""
+        joins = self._again.joined.get(self._joined) if self._again else None
+        rests = any(post.script is not None and post.script.rests(awaited) for post in self._posts)
+        return rests or (joins is not None and joins.awaited == awaited)
+
+    def takes_in(self, awaited: Awaited) -> bool:
+        """Tell whether that is now: all samplers have come to its rest, or all are lost."""
         due = [post.script.due(post.passes) for post in self._posts if post.script and post.turn is None]
         rests = len(due) == len(self._posts) and all(each is not None and each.kind == "rest" for each in due)
-        joins = bool(self._posts) or bool(self._again and self._joined in self._again.joined)
-        return joins and not self._ended and rests
+        return rests and not self._ended and self.will_take_in(awaited)
 
     def served(self, version: int, content_hash: str) -> None:
         """All members of the crew have echoed these weights; new ones take their posts.
@@ -172,7 +177,8 @@ class Fleet:
         for member in self._crew.members():
             if member in here or member.trouble:
                 continue
-            if self._again and self._again.joined.get(self._joined) != version:
+            joined = self._again.joined.get(self._joined) if self._again else None
+            if self._again and (joined is None or joined.version != version):
                 continue  # it joined later in the recorded run, or not at all
             script = self._again.post(self._joined) if self._again else None
             self._posts.append(Post(self._joined, member, script=script))

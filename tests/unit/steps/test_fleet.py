@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from posttrain.asynchrony.passes import Awaited, Passes
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Order, SamplerLost, Turned
 from posttrain.interfaces.rollout_engine import Request
@@ -101,6 +103,40 @@ def fleet_of(crew: Crew) -> tuple[Fleet, list[tuple[str, int, dict[str, Any]]]]:
     )
     fleet.served(0, "hash")
     return fleet, events
+
+
+def test_a_rest_for_a_sampler_that_joins_is_told_from_the_end_of_a_step() -> None:
+    """Step 1 chooses twice; in the second wait the sampler rests at pass 0 and another one joins, and both rest at its end."""
+    schedule = [
+        {"step": 1, "event": "joined", "sampler": 0, "version": 0},
+        {"step": 1, "event": "ready"},
+        {"step": 1, "event": "rest", "sampler": 0, "pass": 0},
+        {"step": 1, "event": "joined", "sampler": 1, "version": 0},
+        {"step": 1, "event": "ready"},
+        {"step": 1, "event": "rest", "sampler": 0, "pass": 0},
+        {"step": 1, "event": "rest", "sampler": 1, "pass": 0},
+        {"step": 1, "event": "synced"},
+    ]
+    crew = Crew("a")
+    fleet = Fleet(
+        crew,  # type: ignore[arg-type]
+        SamplingParams(max_response_tokens=8),
+        hear=lambda: None,
+        record=lambda *more: None,
+        again=replace(Passes.of(schedule), most=1),
+    )
+    fleet.served(0, "hash")
+    first, second, ended = Awaited(1, 0), Awaited(1, 1), Awaited(1, 2)
+    assert not fleet.will_take_in(first) and not fleet.takes_in(first)
+    assert fleet.will_take_in(second) and fleet.takes_in(second)
+    assert fleet.at_rest()
+    crew.all.append(Sampler("b"))
+    fleet.served(0, "hash")
+    fleet.go()
+    assert fleet.samplers == 2
+    assert not fleet.will_take_in(second) and not fleet.takes_in(second)
+    assert fleet.at_rest()  # the end of the step, for which no choice waits
+    assert not fleet.takes_in(ended)
 
 
 def requests(*names: str) -> list[Request]:
