@@ -14,6 +14,7 @@ from posttrain.envs.tools import WithTools, tools_of
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.libraries.own_code import Calls, load
+from posttrain.libraries.verl import modules as verl_modules
 from posttrain.registry import ENVS
 from posttrain.rewards.scorers.gsm8k import extract
 from posttrain.settings import NonNegativeInt, PositiveInt
@@ -158,5 +159,6 @@ class Gsm8k:
 
 def _made(one: Mapping[str, Any]) -> Any:
     name = str(one.get("class_name") or "")
+    verl_modules.provide()
     built = Gsm8k if name == "gsm8k" else load(name)
     return built(dict(one.get("config") or {}))

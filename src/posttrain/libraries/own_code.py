@@ -24,7 +24,7 @@ def load(where: str) -> Any:
     if not path or not attribute:
         what = f"{where!r} names no class: it is written package.module:Class, or path/to/file.py:Class"
         raise ConfigError(Problem(what))
-    module = _file_module(Path(path).expanduser()) if colon == ":" and path.endswith(".py") else _module(path)
+    module = load_file(path) if colon == ":" and path.endswith(".py") else _module(path)
     found = getattr(module, attribute, None)
     if not callable(found):
         known = sorted(key for key, value in vars(module).items() if isinstance(value, type))
@@ -65,8 +65,12 @@ def _module(name: str) -> ModuleType:
         ) from error
 
 
-def _file_module(file: Path) -> ModuleType:
-    """Load the file as a module with a unique name: files of the same name in different folders stay apart."""
+def load_file(path: str) -> ModuleType:
+    """Load a Python file as a module with a unique name: files of the same name in different folders stay apart.
+
+    Raises: ConfigError when there is no such file; any error of its own code.
+    """
+    file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(Problem(f"there is no file {file}"))
     file = file.resolve()

@@ -1,17 +1,21 @@
 """Tool classes written for verl: ``create``, ``execute``, ``calc_reward`` and ``release``, of one instance per episode.
 
-verl itself is not needed, unless the class imports it. Methods may be coroutine functions.
+verl itself is not needed: where it is not installed, the bases and records that such a class imports are stand-ins. Methods
+may be coroutine functions.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.tool import Tool, ToolFailed
 from posttrain.libraries.own_code import Calls, load
+from posttrain.libraries.verl import modules as verl_modules
+from posttrain.libraries.verl.tools import BaseTool
 from posttrain.registry import TOOLS
 
 
@@ -21,17 +25,20 @@ def verl(
 ) -> Tool:
     """A tool defined as in a verl tool file.
 
-    The class is constructed with ``config`` and ``tool_schema`` (verl's own model of a schema where the class has imported it,
-    else a mapping). The row's ``tools_kwargs[name]`` holds create_kwargs, execute_kwargs, calc_reward_kwargs and release_kwargs.
+    The class is constructed with ``config`` and ``tool_schema``: verl's own model of a schema where its module imports verl's
+    tools, else a mapping. The row's ``tools_kwargs[name]`` holds create_kwargs, execute_kwargs, calc_reward_kwargs and
+    release_kwargs.
 
     Args: class_name, package.module.Class or path/to/file.py:Class; tool_schema may be omitted where the class has
         ``get_openai_tool_schema``. A class with ``state(instance_id)``, which returns a JSON value, and
         ``restore(instance_id, state)`` can be saved between turns.
     Raises: ConfigError when the class or its schema does not exist.
     """
+    verl_modules.provide()
     made = load(class_name)
-    schemas = sys.modules.get("verl.tools.schemas")
-    given = schemas.OpenAIFunctionToolSchema.model_validate(tool_schema) if schemas and tool_schema else tool_schema
+    given = tool_schema
+    if tool_schema and _imports_verl(made):
+        given = import_module("verl.tools.schemas").OpenAIFunctionToolSchema.model_validate(tool_schema)
     instance = made(config=dict(config or {}), tool_schema=given)
     schema = tool_schema
     if schema is None and hasattr(instance, "get_openai_tool_schema"):
@@ -53,6 +60,13 @@ def verl(
         state=own.state if saved else None,
         restore=own.restore if saved else None,
     )
+
+
+def _imports_verl(made: Any) -> bool:
+    """Return True for a class in whose module a name of verl's tools is, the stand-ins' included."""
+    named = vars(sys.modules[made.__module__]).values()
+    ours = str(BaseTool.__module__)
+    return any(str(getattr(value, "__module__", "")).startswith(("verl.tools.", ours)) for value in named)
 
 
 class _OwnTool:
@@ -83,7 +97,7 @@ class _OwnTool:
             reward = answer[1] if len(answer) > 1 else None
             self._step_rewards += float(reward or 0.0)
             answer = answer[0]
-        return _text_of(answer)
+        return text_of(answer)
 
     def _create(self) -> None:
         created = self._calls.call(self._tool.create, "episode", **self._given("create_kwargs"))
@@ -119,7 +133,7 @@ class _OwnTool:
         return dict(self._arguments.get(kind) or {})
 
 
-def _text_of(answer: Any) -> str:
+def text_of(answer: Any) -> str:
     """Return a text, or the text of a ToolResponse. Raises: ToolFailed for one that holds images."""
     if isinstance(answer, str):
         return answer

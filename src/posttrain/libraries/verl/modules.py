@@ -48,6 +48,14 @@ _ALGORITHMS = {
     )
 }
 _SECTIONS = "omegaconf:DictConfig"  # verl's dataclasses of its sections, as annotations name them
+_TOOLS = f"{_OURS}.tools"
+_SCHEMAS = {
+    name: f"{_TOOLS}:{name}"
+    for name in (
+        *("OpenAIFunctionPropertySchema", "OpenAIFunctionParametersSchema", "OpenAIFunctionSchema"),
+        *("OpenAIFunctionToolSchema", "ToolResponse"),
+    )
+}
 _SAMPLERS = {
     "AbstractSampler": f"{_OURS}.samplers:AbstractSampler",
     "AbstractCurriculumSampler": f"{_OURS}.samplers:AbstractCurriculumSampler",
@@ -73,6 +81,15 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.utils.model": {"compute_position_id_with_mask": f"{_OURS}.tensors:compute_position_id_with_mask"},
     "verl.utils.fs": {"copy_to_local": f"{_OURS}.tensors:copy_to_local"},
     "verl.utils.reward_score": _SCORES,
+    "verl.utils.rollout_trace": {"rollout_trace_op": f"{_TOOLS}:rollout_trace_op"},
+    "verl.interactions": {},
+    "verl.interactions.base": {"BaseInteraction": f"{_TOOLS}:BaseInteraction"},
+    "verl.tools": {},
+    "verl.tools.base_tool": {"BaseTool": f"{_TOOLS}:BaseTool", **_SCHEMAS},
+    "verl.tools.function_tool": {
+        name: f"{_TOOLS}:{name}" for name in ("function_tool", "FunctionTool", "FUNCTION_TOOL_REGISTRY")
+    },
+    "verl.tools.schemas": _SCHEMAS,
     "verl.trainer": {},
     "verl.trainer.config": {"AlgoConfig": _SECTIONS},
     "verl.trainer.ppo": {},

@@ -19,6 +19,7 @@ from posttrain.libraries import yaml_text
 from posttrain.registry import TOOL_FORMS, is_installed
 
 TOOL_FILE = f"{TURNS}.tool_config_path"
+FUNCTION_FILE = f"{TURNS}.function_tool_path"
 INTERACTION_FILE = f"{TURNS}.interaction_config_path"
 # verl's own classes that are built in here, so that verl need not be there.
 TOOLS = {
@@ -29,8 +30,8 @@ INTERACTIONS = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
 _CUT = {"left": "end", "right": "start", "middle": "middle"}
 _SINGLE, _TOOLS = "single_turn_agent", "tool_agent"
 _READ_BY_TURNS = (
-    "max_turns", "max_assistant_turns", "max_user_turns", "tool_config_path", "interaction_config_path", "max_parallel_calls",
-    "max_tool_response_length", "tool_response_truncate_side", "use_inference_chat_template", "format",
+    "max_turns", "max_assistant_turns", "max_user_turns", "tool_config_path", "function_tool_path", "interaction_config_path",
+    "max_parallel_calls", "max_tool_response_length", "tool_response_truncate_side", "use_inference_chat_template", "format",
 )  # fmt: skip
 
 
@@ -59,18 +60,19 @@ def _server(keys: Reader) -> dict[str, Any]:
 
 def _environments(keys: Reader) -> dict[str, Any]:
     enabled = keys[f"{TURNS}.enable"]
-    by_row = get(keys, f"{ROLLOUT}.mode") == "async" and keys[TOOL_FILE] is not None
+    has_tools = keys[TOOL_FILE] is not None or keys[FUNCTION_FILE] is not None
+    by_row = get(keys, f"{ROLLOUT}.mode") == "async" and has_tools
     form = _form(keys)
     if not enabled and not by_row:
         for name in _READ_BY_TURNS:
             keys.ignore(f"{TURNS}.{name}", "multi_turn.enable is false")
         keys.ignore(f"{AGENT}.default_agent_loop", "there are no agents without tools, or without mode=async")
         return {}
-    if keys[TOOL_FILE] is None and keys[INTERACTION_FILE] is None:
+    if not has_tools and keys[INTERACTION_FILE] is None:
         keys.problem(
             "a conversation of several turns needs tools or another side",
             key=f"{TURNS}.enable",
-            fix=f"give {TOOL_FILE} or {INTERACTION_FILE}",
+            fix=f"give {TOOL_FILE}, {FUNCTION_FILE} or {INTERACTION_FILE}",
         )
         return {}
     response = keys[f"{ROLLOUT}.response_length"]
@@ -135,6 +137,8 @@ def _played(keys: Reader) -> tuple[str, dict[str, Any]]:
     }
     if keys[TOOL_FILE] is not None:
         settings["tools"] = [] if _not_opened(keys, TOOL_FILE) else _tools(keys)
+    if keys[FUNCTION_FILE] is not None:
+        settings["tools"] = [*settings.get("tools", []), {"name": "functions", "file": keys[FUNCTION_FILE]}]
     if keys[INTERACTION_FILE] is None:
         return "tools", settings
     interactions = [] if _not_opened(keys, INTERACTION_FILE) else _interactions(keys)
