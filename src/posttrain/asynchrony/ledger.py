@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from posttrain.config.asynchronous import groups_in
 from posttrain.errors import RunStopped
 
 OnStale = Literal["wait", "drop"]
@@ -47,7 +48,7 @@ class Bounds:
     @classmethod
     def of(cls, staleness: float, *, groups_per_step: int, **more: Any) -> Bounds:
         """Bounds with a staleness that need not be whole: at 1.5, half a step's groups (rounded down) may be 2 steps stale."""
-        share = int(groups_per_step * (staleness % 1))
+        share = groups_in(staleness, groups_per_step) - int(staleness) * groups_per_step
         whole = math.ceil(staleness) if share else int(staleness)
         return cls(groups_per_step=groups_per_step, staleness=whole, oldest_per_step=share or None, **more)
 

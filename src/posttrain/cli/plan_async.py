@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posttrain.config import RunConfig
+from posttrain.config.asynchronous import groups_in
 from posttrain.config.roles import samples_beside_training
 from posttrain.dialects.loaded import UserWords
 
@@ -22,7 +23,7 @@ def asynchronous_text(config: RunConfig, words: UserWords | None = None) -> str:
             f"nothing overlaps: the sampler shares the policy's weights or devices; with its own ({own}) it does"
         )
         return f"\n{'':<11}".join(lines)
-    most = int(prompts * (section.max_staleness_steps + 1))
+    most = prompts + groups_in(section.max_staleness_steps, prompts)
     steps = f"{section.max_staleness_steps} step{'' if section.max_staleness_steps == 1 else 's'}"
     others = "samplers go on meanwhile" if section.mode == "separate" else "others continue"
     lines = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -44,3 +46,9 @@ class AsynchronousConfig(Section):
     @property
     def is_on(self) -> bool:
         return self.mode != "off"
+
+
+def groups_in(steps: float, groups_per_step: int) -> int:
+    """Groups of so many steps, rounded down. ``steps`` is the number as it is written: of 5 groups 1.2 steps are 6, although
+    5 * (1.2 % 1) = 0.9999999999999998."""
+    return math.floor(Fraction(str(steps)) * groups_per_step)

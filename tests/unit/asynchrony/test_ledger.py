@@ -207,6 +207,14 @@ def test_a_fraction_of_a_step_may_be_older() -> None:
     ledger = Ledger(bounds)
     assert ledger.room() == 6
     assert Bounds.of(0.2, groups_per_step=4, total_steps=9).staleness == 0  # less than a group
+    # As written: 5 * (1.2 % 1) is 0.9999999999999998 and 10 * (2.3 % 1) is 2.9999999999999982 in binary fractions.
+    assert [
+        (each.staleness, each.oldest_per_step)
+        for each in (
+            Bounds.of(1.2, groups_per_step=5, total_steps=9),
+            Bounds.of(2.3, groups_per_step=10, total_steps=9),
+        )
+    ] == [(2, 1), (3, 3)]
     assert Bounds.of(2.0, groups_per_step=4, total_steps=9) == Bounds(groups_per_step=4, staleness=2, total_steps=9)
 
 

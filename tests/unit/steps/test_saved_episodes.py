@@ -16,11 +16,11 @@ from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.data.turns import TemplateTurns
-from posttrain.interfaces.env import EnvEvent, EnvHost, EnvSpec
+from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvHost, EnvSpec
 from posttrain.interfaces.worlds import EpisodeRules, Worlds
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, Trajectory
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 from posttrain.steps.episodes_in_flight import Episodes
 from posttrain.steps.in_flight import Place
 
@@ -110,6 +110,39 @@ def test_a_continued_episode_is_the_uninterrupted_one(
     later = again.play()
     same({**later, **early}, expected)
     assert all(each.turn_count > 1 for each in expected.values())
+
+
+class Dying(InlineHost):
+    """Its process for the first episode ends while the policy takes a turn."""
+
+    dies = False
+
+    def wait(self, timeout_s: float) -> list[tuple[str, EnvEvent]]:
+        found = super().wait(timeout_s)
+        if self.dies:
+            self.dies = False
+            found.append((str(PLACES[0]), EnvFailed("crashed", "its process ended")))
+        return found
+
+
+def test_the_turn_of_an_episode_whose_environment_has_died_is_withdrawn(tiny_llama: Path) -> None:
+    """Its request leaves the sampler, whose other responses are suspended and continued as before."""
+    name, settings = GAMES[0]
+    play = Playing(tiny_llama, host := Dying(), name, settings)
+    play.begin()
+    with play.engine.open_stream(SAMPLING) as stream:
+        play.episodes.resume()
+        real = stream.wait
+        stream.wait = lambda timeout_s, passes=None: real(timeout_s, 1)  # type: ignore[method-assign]
+        assert play.episodes.poll(stream) == []
+        assert play.episodes.requests == len(PLACES)
+        host.dies = True
+        [(place, lost)] = play.episodes.poll(stream)
+        assert place == PLACES[0] and lost.stop_reason is StopReason.FAILED
+        assert play.episodes.requests == len(PLACES) - 1
+        cuts = play.episodes.suspend(stream)
+    assert [cut.place for cut in cuts] == PLACES[1:]
+    assert play.play(60).keys() == set(PLACES[1:])
 
 
 def test_an_action_that_the_environment_had_not_answered_is_taken_again(tiny_llama: Path) -> None:

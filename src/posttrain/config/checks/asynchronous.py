@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from posttrain.config import RunConfig
-from posttrain.config.asynchronous import AsynchronousConfig
+from posttrain.config.asynchronous import AsynchronousConfig, groups_in
 from posttrain.config.roles import holds_a_copy, runtime_of
 from posttrain.errors import Problem
 from posttrain.registry import ROLLOUT_ENGINES
@@ -113,7 +113,7 @@ def _bound_problems(section: AsynchronousConfig, prompts: int) -> Iterator[Probl
                     field=f"{_SECTION}.{name}",
                 )
         return
-    most = int(prompts * (staleness + 1))
+    most = prompts + groups_in(staleness, prompts)
     if running is not None and not prompts <= running <= most:
         yield Problem(
             f"{_SECTION}.max_running_groups = {running} is outside of {prompts} to {most}: a step trains on {prompts} groups, "
@@ -233,7 +233,7 @@ def asynchronous_warnings(config: RunConfig) -> Iterator[str]:
             "With workers of their own, they answer when they answer, so two runs differ"
         )
     bound, prompts = section.max_staleness_steps, config.data.prompts_per_step
-    if section.is_on and bound % 1 and int(prompts * (bound % 1)) == 0:
+    if section.is_on and bound % 1 and groups_in(bound, prompts) == int(bound) * prompts:
         yield (
             f"{_SECTION}.max_staleness_steps={bound} is the same as {int(bound)}: {bound % 1:g} of a step's {prompts} prompts is "
             "less than one group"

@@ -30,7 +30,7 @@ def asynchronous(keys: Reader) -> dict[str, Any]:
             fix=f"use {_RATIO}={int(ratio) + 1}",
         )
         return {}
-    bound = ratio + every - 1
+    bound = round(ratio + every - 1, 9)
     return _corrected(keys, f"{_RATIO}={ratio:g}") | {
         "asynchronous.mode": "separate",
         "asynchronous.max_staleness_steps": int(bound) if bound % 1 == 0 else bound,
