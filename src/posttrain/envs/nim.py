@@ -100,6 +100,28 @@ class Nim:
     def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
         self._take(int(turn.partition("/")[0]), _number(action))
 
+    def state(self) -> Any:
+        """Return the state of the game while it waits for a turn of the policy."""
+        return {
+            "seed": self._seed,
+            "random": self._random.getstate(),
+            "left": self._left,
+            "turns": [self._turns[PLAYER], self._turns[OTHER]],
+            "begun": sorted(self._begun),
+            "read": list(self._read),
+            "legal": self._legal,
+        }
+
+    def restore(self, state: Any, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
+        """Continue a saved game, which waits for the turn that it asked for."""
+        self._emit = emit
+        self._seed, self._left, self._legal = state["seed"], state["left"], state["legal"]
+        version, numbers, gauss = state["random"]
+        self._random = random.Random()
+        self._random.setstate((version, tuple(numbers), gauss))
+        self._turns = dict(zip((PLAYER, OTHER), state["turns"], strict=True))
+        self._begun, self._read = set(state["begun"]), list(state["read"])
+
     def close(self) -> Mapping[str, float]:
         """Return success, the player's number of turns, and whether its last turn was legal."""
         return {

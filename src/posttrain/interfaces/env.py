@@ -140,6 +140,7 @@ class EnvAsk:
     # False: a conversation of another player, whom the policy plays, too; none of its tokens is trained or measured.
     trained: bool = True
     options: TurnOptions = TurnOptions()
+    saved: Any = None  # as EnvStart.saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,18 @@ class AskingEnv(Protocol):
 
     def close(self) -> Mapping[str, float]:
         """End the episode; as ``Env.close``."""
+        ...
+
+
+class SavedAskingEnv(AskingEnv, Protocol):
+    """An AskingEnv whose episode can be saved while it waits for a turn. It asks for one at a time."""
+
+    def state(self) -> Any:
+        """Return everything that the rest of the episode depends on, as a JSON value. Called when it asks for a turn."""
+        ...
+
+    def restore(self, state: Any, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
+        """Continue a saved episode, in place of ``begin``: it waits for the turn that it asked for last."""
         ...
 
 

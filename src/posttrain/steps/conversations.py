@@ -16,7 +16,7 @@ from posttrain.steps.episode import Episode, EpisodeLost, trajectory_of
 
 
 @dataclass(frozen=True, slots=True)
-class _AskedTurn:
+class RequestedTurn:
     """A requested turn, and its conversation before it."""
 
     line: int
@@ -54,7 +54,7 @@ class Conversations:
     lines: dict[int, Episode] = field(default_factory=dict)  # that with the newest turn comes last
     untrained: set[int] = field(default_factory=set)  # conversations of other players
     # By the environment's names of turns: the newest of each conversation.
-    asked: dict[str, _AskedTurn] = field(default_factory=dict)
+    asked: dict[str, RequestedTurn] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)  # those among them that have no answer
     names: set[str] = field(default_factory=set)  # of all requests but those that were withdrawn
     stop_reason: StopReason = StopReason.EOS
@@ -120,7 +120,7 @@ class Conversations:
             self.untrained.add(asked.line)
         self.names.add(request.sample_id)
         self.asked = {turn: each for turn, each in self.asked.items() if each.line != asked.line}
-        self.asked[asked.turn] = _AskedTurn(asked.line, request, before, asked.options)
+        self.asked[asked.turn] = RequestedTurn(asked.line, request, before, asked.options)
         self.pending.add(asked.turn)
         return request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from posttrain.errors import DataError, RunStopped
 from posttrain.interfaces.env import (
@@ -28,6 +28,8 @@ from posttrain.steps.in_flight import PASS_S, Cut, Place, place_of
 from posttrain.steps.play import seed_of
 from posttrain.steps.saved_episode import (
     can_be_saved,
+    conversations_from_plain,
+    conversations_to_plain,
     episode_from_plain,
     episode_to_plain,
     request_from_plain,
@@ -65,11 +67,11 @@ class Episodes:
         self._early: dict[Place, list[EnvEvent]] = {}
         self._released: list[tuple[str, EnvEvent]] = []  # of those admitted since
         self._env_states: dict[Place, Any] = {}  # after the environment's last answer, where it can be saved
-        self._acting: dict[Place, tuple[str, bool]] = {}  # actions that environments have not answered
+        # Actions that environments have not answered: arguments of ``step``, or of ``answer`` where they ask for turns.
+        self._acting: dict[Place, dict[str, Any]] = {}
         self._saved: Mapping[Place, Any] = {}  # episodes that are continued when they begin
-        self._restoring: dict[
-            Place, tuple[str, bool] | None
-        ] = {}  # action that the environment gets when it is restored
+        # Saved episodes whose environments are not ready, and the action that these get then.
+        self._restoring: dict[Place, dict[str, Any] | None] = {}
         self._continued: set[Place] = set()
         self._left: dict[str, Any] | None = None  # the state, when all episodes were dropped to save it
         self._closing: set[Place] = set()  # complete episodes whose environments are being closed
@@ -100,11 +102,15 @@ class Episodes:
         if saved is None:
             self._worlds.host.start(str(place), spec, seed)
             return
-        self._episodes[place] = episode_from_plain(new, saved["episode"])
+        asks = "lines" in saved["episode"]
+        self._episodes[place] = (conversations_from_plain if asks else episode_from_plain)(new, saved["episode"])
         self._counts[place] = saved["count"]
         self._turns |= {turn["sample_id"]: request_from_plain(turn) for turn in saved["turns"]}
         self._env_states[place] = saved["env"]
-        self._restoring[place] = None if saved["acting"] is None else (saved["acting"][0], saved["acting"][1])
+        acting = saved["acting"]  # older checkpoints have a list: the action and cut
+        self._restoring[place] = (
+            dict(zip(("action", "cut"), acting, strict=True)) if isinstance(acting, list) else acting
+        )
         self._continued.add(place)
         self._worlds.host.start(str(place), spec, seed, saved=saved["env"])
 
@@ -205,15 +211,17 @@ class Episodes:
     def _can_be_saved(self, place: Place) -> bool:
         episode = self._episodes[place]
         ready = place in self._env_states and place not in self._early and place not in self._closing
-        return ready and isinstance(episode, Episode) and can_be_saved(episode)
+        return ready and can_be_saved(episode)
 
     def _plain(self, place: Place) -> dict[str, Any]:
         """An episode as it is: the environment's state after its last answer, and the action or the turn that follows."""
-        acting = self._acting.get(place) or self._restoring.get(place)
+        episode = self._episodes[place]
         return {
-            "episode": episode_to_plain(cast(Episode, self._episodes[place])),
+            "episode": conversations_to_plain(episode)
+            if isinstance(episode, Conversations)
+            else episode_to_plain(episode),
             "env": self._env_states[place],
-            "acting": None if acting is None else list(acting),
+            "acting": self._acting.get(place) or self._restoring.get(place),
             "count": self._counts.get(place, 0),
             "turns": [request_to_plain(self._turns[name]) for name in self._turns_of(place)],
         }
@@ -226,7 +234,7 @@ class Episodes:
             return []  # it was sent before the episode ended
         episode = self._episodes[place]
         self._acting.pop(place, None)
-        if isinstance(event, (EnvStart, EnvStep)) and event.saved is not None:
+        if isinstance(event, (EnvStart, EnvStep, EnvAsk)) and event.saved is not None:
             self._env_states[place] = event.saved
         try:
             if isinstance(event, EnvRestored):
@@ -257,11 +265,12 @@ class Episodes:
         if action is None:
             self._new += self._turns_of(place)
         else:
-            self._act(place, *action)
+            self._act(place, action)
 
-    def _act(self, place: Place, action: str, cut: bool) -> None:
-        self._acting[place] = (action, cut)
-        self._worlds.host.step(str(place), action, cut)
+    def _act(self, place: Place, action: dict[str, Any]) -> None:
+        """Give an environment an action, or the turn that it has asked for."""
+        self._acting[place] = action
+        (self._worlds.host.answer if "turn" in action else self._worlds.host.step)(str(place), **action)
 
     def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: RequestStream) -> None:
         """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
@@ -320,16 +329,10 @@ class Episodes:
                 said = episode.sampled(request.draw_name, response)
                 if isinstance(self._worlds.host, TokenHost):
                     self._worlds.host.sampled(str(place), said.turn, response)
-                self._worlds.host.answer(
-                    str(place),
-                    said.turn,
-                    said.action,
-                    cut=cut,
-                    prompt_tokens=said.prompt_tokens,
-                    response_tokens=tokens,
-                )
+                counts = {"prompt_tokens": said.prompt_tokens, "response_tokens": tokens}
+                self._act(place, {"turn": said.turn, "action": said.action, "cut": cut, **counts})
             else:
-                self._act(place, episode.sampled(response), cut)
+                self._act(place, {"action": episode.sampled(response), "cut": cut})
         except EpisodeLost as lost:
             return self._lose(place, lost, stream)
         return []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from posttrain.interfaces.env import TurnOptions
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.saved_groups import (
     trajectory_from_plain,
@@ -16,6 +17,7 @@ from posttrain.records.saved_groups import (
     unfinished_to_plain,
 )
 from posttrain.records.trajectories import OwnDraws, StopReason, Turn
+from posttrain.steps.conversations import Conversations, RequestedTurn
 from posttrain.steps.episode import Episode
 
 _TURNS: Final = TypeAdapter(list[Turn])
@@ -24,8 +26,10 @@ _DRAWS: Final = TypeAdapter(list[OwnDraws])
 _LISTS = ("messages", "tools", "ids", "logprobs", "mask", "prompt_ids")
 
 
-def can_be_saved(episode: Episode) -> bool:
+def can_be_saved(episode: Episode | Conversations) -> bool:
     """Return False for episodes that show images, which begin again."""
+    if isinstance(episode, Conversations):
+        return all(can_be_saved(line) for line in episode.lines.values())
     return episode.shown is None and episode.read is None and all(each.images is None for each in episode.earlier)
 
 
@@ -57,6 +61,62 @@ def episode_from_plain(new: Episode, plain: Mapping[str, Any]) -> Episode:
         own_draws=_DRAWS.validate_python(plain.get("own_draws", [])),
         earlier=[trajectory_from_plain(each) for each in plain["earlier"]],
         last=None if plain["last"] is None else trajectory_from_plain(plain["last"]),
+    )
+
+
+def conversations_to_plain(talk: Conversations) -> dict[str, Any]:
+    """Return the conversations of an environment that asks for turns by itself; those with the newest turns stay last."""
+    asked = [
+        {
+            "turn": turn,
+            "line": each.line,
+            "request": request_to_plain(each.request),
+            "before": None if each.before is None else episode_to_plain(each.before),
+            "options": asdict(each.options),
+        }
+        for turn, each in talk.asked.items()
+    ]
+    return {
+        "lines": [[number, episode_to_plain(line)] for number, line in talk.lines.items()],
+        "untrained": sorted(talk.untrained),
+        "asked": asked,
+        "pending": sorted(talk.pending),
+        "names": sorted(talk.names),
+        "stop_reason": str(talk.stop_reason),
+        "env_stop": talk.env_stop,
+        "metrics": dict(talk.metrics),
+    }
+
+
+def conversations_from_plain(new: Episode, plain: Mapping[str, Any]) -> Conversations:
+    """Return the conversations of an episode as they were saved. ``new``: an episode of the same prompt."""
+    rules = replace(new.rules, max_turns=None)
+
+    def line_of(saved: Mapping[str, Any]) -> Episode:
+        return episode_from_plain(Episode(new.prompt, new.sample_id, new.writer, rules), saved)
+
+    asked = {
+        each["turn"]: RequestedTurn(
+            each["line"],
+            request_from_plain(each["request"]),
+            None if each["before"] is None else line_of(each["before"]),
+            TurnOptions(**{**each["options"], "stop": tuple(each["options"]["stop"])}),
+        )
+        for each in plain["asked"]
+    }
+    return Conversations(
+        new.prompt,
+        new.sample_id,
+        new.writer,
+        new.rules,
+        lines={number: line_of(line) for number, line in plain["lines"]},
+        untrained=set(plain["untrained"]),
+        asked=asked,
+        pending=set(plain["pending"]),
+        names=set(plain["names"]),
+        stop_reason=StopReason(plain["stop_reason"]),
+        env_stop=plain["env_stop"],
+        metrics=dict(plain["metrics"]),
     )
 
 

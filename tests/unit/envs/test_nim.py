@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -50,6 +51,26 @@ def test_the_player_wins_and_what_is_no_move_loses() -> None:
         env, events = begun(stones=4, begins="player")
         assert take(env, events, text) == EnvStep(done=True, stop="illegal", reward=0.0)
         assert env.close()["action_is_valid"] == 0.0
+
+
+@pytest.mark.parametrize("opponent", ["policy", "random", "best"])
+def test_a_saved_game_goes_on_as_it_would_have(opponent: str) -> None:
+    def rest(env: Any, events: list[Any]) -> list[Any]:
+        while isinstance(events[-1], EnvAsk):
+            take(env, events, "1")
+        return [*events, env.close()]
+
+    settings = {"stones": [14, 15], "opponent": opponent}
+    states, env, events = [], *begun(**settings)
+    while isinstance(events[-1], EnvAsk):
+        states.append((len(events), json.loads(json.dumps(env.state()))))
+        take(env, events, "1")
+    assert len(states) > 3
+    for count, state in states:
+        again = nim(EnvSpec(name="nim"), **settings)
+        continued = list(events[:count])
+        again.restore(state, continued.append)  # type: ignore[attr-defined]
+        assert rest(again, continued) == [*events, env.close()]
 
 
 def test_the_policy_takes_both_sides_and_one_is_trained() -> None:

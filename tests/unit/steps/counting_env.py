@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from posttrain.interfaces.env import EnvSpec, EnvStart, EnvStep
+from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStart, EnvStep
 
 
 class Counting:
@@ -30,3 +31,36 @@ class Counting:
 
     def close(self) -> dict[str, float]:
         return {"count": float(self.count)}
+
+
+class Asking:
+    """Asks for six turns of two players in turn, of whom the first is trained, and says how many characters it has read."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.read: list[int] = []
+
+    def begin(self, seed: int, emit: Callable[[Any], None]) -> None:
+        self.emit = emit
+        self.ask()
+
+    def ask(self) -> None:
+        number = len(self.read)
+        said = [{"role": "user", "content": f"{sum(self.read)}"}]
+        self.emit(EnvAsk(turn=str(number), line=number % 2, messages=said, trained=number % 2 == 0))
+
+    def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
+        assert turn == str(len(self.read))
+        self.read.append(len(action) + prompt_tokens)
+        if len(self.read) == 6:
+            self.emit(EnvStep(done=True, stop="over", reward=float(sum(self.read))))
+        else:
+            self.ask()
+
+    def state(self) -> Any:
+        return self.read
+
+    def restore(self, state: Any, emit: Callable[[Any], None]) -> None:
+        self.read, self.emit = list(state), emit
+
+    def close(self) -> dict[str, float]:
+        return {"turns": float(len(self.read))}

@@ -163,6 +163,31 @@ def test_an_action_that_the_environment_had_not_answered_is_taken_again(tiny_lla
     same(again.play(), expected)
 
 
+@pytest.mark.parametrize("turns", [1, 3, 6])
+def test_an_environment_that_asks_is_continued_where_it_waited(tiny_llama: Path, turns: int) -> None:
+    asking = COUNTING.replace("Counting", "Asking")
+    whole = Playing(tiny_llama, ProcessHost(4, 20.0), asking, {})
+    whole.begin()
+    expected = whole.play()
+    whole.host.close()
+    assert {each.env_stop for each in expected.values()} == {"over"} and all(
+        each.turn_count == 3 for each in expected.values()
+    )
+    first = Playing(tiny_llama, ProcessHost(4, 20.0), asking, {})
+    first.begin()
+    early: dict[Place, Trajectory] = {}
+    while max(first.episodes._counts.values(), default=0) < turns:  # the sixth turn is the last
+        early |= first.play(1)
+    state = first.episodes.state()
+    first.host.close()  # the processes are gone, as after a kill
+    assert state
+    again = Playing(tiny_llama, ProcessHost(4, 20.0), asking, {})
+    again.begin(state)
+    later = again.play()
+    again.host.close()
+    same({**later, **early}, expected)
+
+
 def test_what_cannot_be_saved_begins_again(tiny_llama: Path) -> None:
     first = Playing(tiny_llama, InlineHost(), COUNTING, {"saves": False})
     first.begin()

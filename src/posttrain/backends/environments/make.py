@@ -10,7 +10,7 @@ import random
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from posttrain.backends.environments.scoring import OtherConversation, Scorer
@@ -70,7 +70,18 @@ class HostedEpisode:
 
     def begin(self, emit: Callable[[dict[str, Any]], None]) -> None:
         """Begin the episode of an AskingEnv, whose events ``emit`` gets as plain values."""
-        self._env.begin(self._seed, lambda event: emit(_plain_event(event)))
+        self._env.begin(self._seed, self._emitter(emit))
+
+    def _emitter(self, emit: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
+        def emitted(event: EnvAsk | EnvWithdrawn | EnvStep | Exception) -> None:
+            try:
+                if isinstance(event, EnvAsk) and (state := self._state()) is not None:
+                    event = replace(event, saved={"turn": event.turn, "env": state})
+            except Exception as error:  # noqa: BLE001 - of someone's state()
+                event = error
+            emit(_plain_event(event))
+
+        return emitted
 
     def answer(self, turn: str, action: str, **more: Any) -> None:
         self._env.answer(turn, action, **more)
@@ -80,10 +91,14 @@ class HostedEpisode:
             raise BadAnswer("it asks for turns by itself, for which it needs a process (environment.workers above 0)")
         return {**_plain(self._done(self._env.reset(self._seed)), EnvStart), "saved": self._state()}
 
-    def restore(self, saved: Any) -> dict[str, Any]:
-        """Continue a saved episode, in place of ``reset``."""
+    def restore(self, saved: Any, emit: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """Continue a saved episode, in place of ``reset`` or ``begin``. ``emit``: takes the events of an AskingEnv."""
         if not self._can_be_saved:
             raise BadAnswer("it was saved and has no restore and state any more")
+        if self.asks:
+            assert emit is not None
+            self._env.restore(saved["env"], self._emitter(emit))
+            return {"restored": True, "waits_for": saved["turn"]}
         self._done(self._env.restore(saved))
         return {"restored": True}
 
@@ -292,6 +307,7 @@ def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
             trained=ask.get("trained") is not False,
             prompt=_raw_prompt(ask.get("prompt")),
             options=_options(ask.get("options") or {}),
+            saved=ask.get("saved"),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"a request for a turn: {error}")

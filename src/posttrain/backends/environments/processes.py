@@ -23,7 +23,15 @@ from posttrain.backends.environments.make import (
     start_of,
     step_of,
 )
-from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvSpec, EnvWithdrawn, FinishedConversation
+from posttrain.interfaces.env import (
+    EnvAsk,
+    EnvEvent,
+    EnvFailed,
+    EnvRestored,
+    EnvSpec,
+    EnvWithdrawn,
+    FinishedConversation,
+)
 from posttrain.processes import frames, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.forks import ForkedEnd, ForkServer
@@ -291,6 +299,8 @@ class ProcessHost:
             event = EnvFailed(str(reason), str(detail))
         done = worker.doing
         worker.doing = ""
+        if isinstance(event, EnvRestored) and (turn := answer["ok"].get("waits_for")) is not None:
+            worker.asks, worker.turns = True, {str(turn)}
         self._tell(worker, event)
         if done == "close" or (isinstance(answer, dict) and "failed" in answer):
             self._free(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.backends.environments.make import (
@@ -88,7 +88,8 @@ class _Hosting:
                     stream.flush()
             if data is not None:
                 self._write(data)
-            if command["do"] == "start" and self._episode is not None and self._episode.asks:
+            begins = command["do"] == "start" and command.get("saved") is None
+            if begins and self._episode is not None and self._episode.asks:
                 self._begin(self._episode)
 
     def _done(self, command: dict[str, Any]) -> Any:
@@ -99,7 +100,7 @@ class _Hosting:
                 self._episode = None
                 self._episode = HostedEpisode(spec_of(command["spec"]), command["seed"])
                 if (saved := command.get("saved")) is not None:
-                    return self._episode.restore(saved)
+                    return self._episode.restore(saved, self._emitter())
                 return "asks" if self._episode.asks else self._episode.reset()
             case "task":
                 self._episode = None
@@ -125,6 +126,14 @@ class _Hosting:
 
     def _begin(self, episode: HostedEpisode) -> None:
         """Begin the episode of an environment that asks for turns by itself."""
+        emit = self._emitter()
+        try:
+            episode.begin(emit)
+        except Exception as error:  # noqa: BLE001 - someone's code
+            emit({"failed": list(failure_of(error))})
+
+    def _emitter(self) -> Callable[[dict[str, Any]], None]:
+        """Return a function that sends the events of the present episode, as long as it is that."""
         number = self._number
 
         def emit(event: dict[str, Any]) -> None:
@@ -132,10 +141,7 @@ class _Hosting:
                 with contextlib.suppress(PipeClosed, OSError):  # the trainer has gone
                     self._write(wire.to_bytes({"event": event}))
 
-        try:
-            episode.begin(emit)
-        except Exception as error:  # noqa: BLE001 - someone's code
-            emit({"failed": list(failure_of(error))})
+        return emit
 
     def _write(self, data: bytes) -> None:
         with self._writing:
