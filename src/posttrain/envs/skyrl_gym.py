@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import skyrl_gym.envs
@@ -13,6 +14,7 @@ from skyrl_gym.envs.sql.env import SQLEnv
 
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
+from posttrain.libraries.own_code import load
 from posttrain.libraries.skyrl_names import REPLAYED, RUN_CODE
 from posttrain.registry import ENVS
 
@@ -37,8 +39,9 @@ def make_skyrl_gym(
     It receives the row without its prompt as ``extras``, with the run's ``max_turns`` if set, and ``configs[env_class]`` over
     SkyRL's defaults as ``env_config``.
 
-    Args: env_class, a registered id, or package.module:Class; register, further ids with their package.module:Class;
-        allow_unboxed_code permits environments that execute model-written code, and text2sql on a machine without sandboxes.
+    Args: env_class, a registered id, or package.module:Class; register, further ids with their package.module:Class or
+        path/to/file.py:Class; allow_unboxed_code permits environments that execute model-written code, and text2sql on a machine
+        without sandboxes.
     Raises: ConfigError.
     """
     name = str(spec.row.get("env_class") or env_class or "")
@@ -47,9 +50,9 @@ def make_skyrl_gym(
         raise ConfigError(Problem(what, fix="give one, such as environment.settings.env_class=gsm8k"))
     for own, entry_point in (register or {}).items():
         if own not in registry:
-            skyrl_gym.envs.register(id=own, entry_point=entry_point)
+            skyrl_gym.envs.register(id=own, entry_point=_entry_point(entry_point))
     if ":" in name and name not in registry:
-        skyrl_gym.envs.register(id=name, entry_point=name)
+        skyrl_gym.envs.register(id=name, entry_point=_entry_point(name))
     if name not in registry:
         known = sorted(registry)
         fix = did_you_mean(name, known, listed=True) or "add it with environment.settings.register"
@@ -70,6 +73,23 @@ def make_skyrl_gym(
     if callable(getattr(env, "state", None)) and callable(getattr(env, "restore", None)):
         return OwnState(env, spec)
     return Replayed(env, spec) if name in REPLAYED else SkyRLGym(env, spec)
+
+
+def _entry_point(where: str) -> Any:
+    """Return what ``register`` takes for package.module:Class or path/to/file.py:Class. A file in a fork's package skyrl_gym is a
+    module of the installed one, so that it finds what stands beside it."""
+    path, _, name = where.rpartition(":")
+    if not path.endswith(".py"):
+        return where
+    file = Path(path).resolve()
+    package = next((folder for folder in file.parents if folder.name == skyrl_gym.__name__), None)
+    if package is None:
+        return load(where)
+    for module in (skyrl_gym, skyrl_gym.envs):
+        folder = str(package.parent.joinpath(*module.__name__.split(".")))
+        if folder not in module.__path__:
+            module.__path__.append(folder)
+    return f"{'.'.join(file.relative_to(package.parent).with_suffix('').parts)}:{name}"
 
 
 class SkyRLGym:

@@ -953,3 +953,31 @@ def test_a_limit_of_episodes_counts_where_it_is_enabled() -> None:
     limit = (f"{G}.max_turns=3", f"{G}.rate_limit.max_concurrency=2", f"{G}.rate_limit.trajectories_per_second=5")
     assert read(*limit).config.environment.workers == 32
     assert read(*limit, f"{G}.rate_limit.enabled=true").config.environment.workers == 2
+
+
+REGISTERED = """
+from skyrl_gym.envs.registration import register
+
+register(id="gsm8k", entry_point="skyrl_gym.envs.gsm8k.env:GSM8kEnv")
+register(id="riddle", entry_point="skyrl_gym.envs.riddle.env:Riddle")
+register(id="gone", entry_point="skyrl_gym.envs.gone.env:Gone")
+"""
+
+
+@pytest.mark.parametrize("beside", ["", "skyrl-train"])
+def test_a_fork_registers_environments_in_its_skyrl_gym(tmp_path, monkeypatch, beside: str) -> None:
+    package = tmp_path / "skyrl-gym/skyrl_gym/envs"
+    (package / "riddle").mkdir(parents=True)
+    (package / "riddle/env.py").write_text("class Riddle: ...\n")
+    (package / "__init__.py").write_text(REGISTERED)
+    (tmp_path / beside).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / beside)
+    overrides = ("environment.env_class=riddle", "+environment.skyrl_gym.riddle.level=2")
+    found = read_dialect(DIALECT, None, overrides)
+    settings = found.config.environment.settings
+    where = f"{'../' if beside else ''}skyrl-gym/skyrl_gym/envs/riddle/env.py:Riddle"
+    assert (settings["env_class"], settings["register"]) == ("riddle", {"riddle": where})
+    assert settings["configs"] == {"riddle": {"level": 2}}
+    assert any("riddle is yours" in warning for warning in found.warnings)
+    unknown = read_dialect(DIALECT, None, ("environment.env_class=gone",))
+    assert any("no environment 'gone'" in problem.what for problem in unknown.problems)

@@ -260,6 +260,51 @@ def test_a_row_names_its_own() -> None:
     assert isinstance(step, EnvStep) and step.reward == 1.0
 
 
+OWN = """
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+from skyrl_gym.envs.riddle.words import SAID
+
+class Riddle(BaseTextEnv):
+    def __init__(self, env_config, extras={}):
+        super().__init__()
+        self.level = env_config.level
+    def step(self, action):
+        return BaseTextEnvStepOutput(observations=[], reward=float(action == SAID) * self.level, done=True, metadata={})
+"""
+
+
+def test_a_class_of_a_forks_skyrl_gym_finds_what_stands_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "skyrl-gym/skyrl_gym/envs/riddle"
+    folder.mkdir(parents=True)
+    (folder / "env.py").write_text(OWN)
+    (folder / "words.py").write_text("SAID = 'egg'\n")
+    paths = list(skyrl_gym.__path__), list(skyrl_gym.envs.__path__)
+    settings = {
+        "env_class": "riddle",
+        "register": {"riddle": f"{folder}/env.py:Riddle"},
+        "configs": {"riddle": {"level": 2}},
+    }
+    try:
+        env = make_skyrl_gym(EnvSpec(name="skyrl_gym", messages=PROMPT), **settings)
+        env.reset(0)
+        assert env.step("egg").reward == 2.0
+    finally:
+        registry.pop("riddle", None)
+        skyrl_gym.__path__[:], skyrl_gym.envs.__path__[:] = paths
+
+
+def test_a_class_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.replace("from skyrl_gym.envs.riddle.words import SAID", "SAID = 'egg'"))
+    name = f"{file}:Riddle"
+    try:
+        env = make_skyrl_gym(EnvSpec(name="skyrl_gym", messages=PROMPT), env_class=name, configs={name: {"level": 3}})
+        env.reset(0)
+        assert env.step("egg").reward == 3.0
+    finally:
+        registry.pop(name, None)
+
+
 def test_a_class_of_ones_own_and_its_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_worlds.py").write_text(
         "from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput\n"

@@ -54,7 +54,7 @@ def split_choices(path: str | None, overrides: Sequence[str]) -> tuple[dict[tupl
     """Split overrides. Returns: those that choose another file for an entry of the defaults list, ``optim=megatron``, by group
     and package; and all others."""
     listed = read_yaml(path)[0].get("defaults") if path is not None and Path(path).expanduser().is_file() else None
-    entries = [_entry(item) for item in listed] if isinstance(listed, list) else []
+    entries = [_entry(one) for item in listed for one in _options(item)] if isinstance(listed, list) else []
     known = {entry.choice for entry in entries if entry is not None and entry.group}
     choices: dict[tuple[str, str], str] = {}
     rest = []
@@ -187,15 +187,27 @@ def _entries(listed: Any, places: Places) -> list[DefaultsEntry]:
         raise ConfigError(Problem("defaults must be a list of file names", where=places["defaults"].text))
     entries, problems = [], []
     for index, item in enumerate(listed):
-        entry = _entry(item)
-        if entry is None:
-            where = places.get(f"defaults.{index}", places["defaults"]).text
-            problems.append(Problem(f"{item!r} is no entry of a defaults list", fix="write a file name", where=where))
-        elif not entry.name.startswith(("hydra/", "override hydra/")):
-            entries.append(entry)
+        for one in _options(item):
+            entry = _entry(one)
+            if entry is None:
+                where = places.get(f"defaults.{index}", places["defaults"]).text
+                problems.append(
+                    Problem(f"{one!r} is no entry of a defaults list", fix="write a file name", where=where)
+                )
+            elif not entry.name.startswith(("hydra/", "override hydra/")):
+                entries.append(entry)
     if problems:
         raise ConfigError(problems)
     return entries
+
+
+def _options(item: Any) -> list[Any]:
+    """Return the entry for each option of ``group: [first, second]``, which are laid upon each other in their order."""
+    if isinstance(item, dict) and len(item) == 1:
+        [(group, options)] = item.items()
+        if isinstance(options, list):
+            return [{group: option} for option in options]
+    return [item]
 
 
 def _entry(item: Any) -> DefaultsEntry | None:

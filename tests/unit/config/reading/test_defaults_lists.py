@@ -62,6 +62,15 @@ def test_entries(write, entry: str, expected: dict[str, object]) -> None:
     assert read_with_defaults(path, {})[0] == expected
 
 
+def test_several_options_of_a_group_are_laid_upon_each_other(write) -> None:
+    run = "defaults:\n  - ../engine@trained:\n      - wide\n      - deep\n  - _self_\n"
+    written = write(engine__wide="a: 1\nb: 2\n", engine__deep="b: 3\n", jobs__run=run)
+    values, _ = read_with_defaults(written.replace("run.yaml", "jobs/run.yaml"), {})
+    assert values == {"trained": {"a": 1, "b": 3}}
+    with pytest.raises(ConfigError, match="there is no file"):
+        read_with_defaults(write(run="defaults:\n  - engine: [wide, flat]\n"), {})
+
+
 def test_files_that_name_files(write) -> None:
     path = write(run="defaults: [middle]\nc: 3\n", middle="defaults: [deep]\nb: 2\n", deep="a: 1\nb: 1\nc: 1\n")
     assert read_with_defaults(path, {})[0] == {"a": 1, "b": 2, "c": 3}

@@ -7,7 +7,7 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
-from posttrain.libraries.skyrl_names import RUN_CODE, SHIPPED
+from posttrain.libraries.skyrl_names import RUN_CODE, SHIPPED, of_checkout
 
 CLASS = "environment.env_class"
 SECTION = "environment.skyrl_gym"
@@ -31,7 +31,7 @@ def plays(keys: Reader) -> bool:
     """Return True when episodes are played in environments of the package. Single-turn conversations are scored by reward terms,
     which need no package and run model-written code in a sandbox."""
     name = keys[CLASS]
-    only_played = name in ("gsm8k_multi_turn", "searchcode") or ":" in name
+    only_played = name in ("gsm8k_multi_turn", "searchcode") or ":" in name or name in of_checkout()
     return keys["generator.max_turns"] > 1 or only_played or keys.written(_OURS)
 
 
@@ -115,6 +115,11 @@ def _package(keys: Reader) -> dict[str, Any]:
     name = keys[CLASS]
     _check_class(keys, name)
     fields: dict[str, Any] = {"environment.name": "skyrl_gym", "environment.settings.env_class": name}
+    for other, where in of_checkout().items():  # rows may name each of them
+        if not keys.written(f"{_OURS}.settings.register.{other}"):
+            fields[f"environment.settings.register.{other}"] = where
+    if name in of_checkout():
+        keys.warn(f"{name} is yours: {of_checkout()[name]}")
     for other, config in keys.section(SECTION).items():
         if isinstance(config, dict):
             for option, value in config.items():
@@ -131,7 +136,7 @@ def _check_class(keys: Reader, name: str) -> None:
         keys.problem(
             what, key=CLASS, fix=f"accept it with +{allowed}=true, or play one turn of lcb (generator.max_turns=1)"
         )
-    if name in SHIPPED or ":" in name or keys.written(f"{_OURS}.settings.register.{name}"):
+    if name in SHIPPED or ":" in name or name in of_checkout() or keys.written(f"{_OURS}.settings.register.{name}"):
         return
     own = f"name the class of your own: {CLASS}=package.module:Class, or +{_OURS}.settings.register.{name}=package.module:Class"
     what = f"skyrl-gym has no environment {name!r} (it has: {', '.join(SHIPPED)})"
