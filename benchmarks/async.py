@@ -9,7 +9,8 @@ resets: the same times, before the first turn; those of six steps are prepared a
 ragged: responses of log-normal lengths (sigma 0.8) on one device, with as many slots as a step has responses.
 one_step: the episodes of environments, with a sampler of its own in a worker of Ray. Its column "in one run" is what its phases
 take together, one after the other, over the step that they took side by side: it compares no two runs.
-Runs of a case take turns, round after round, with the same prompts, lengths and latencies; the first step is left out.
+Runs of a case take turns, round after round, with the same prompts, lengths and latencies; the first step is left out, but for
+ragged, whose runs sample and train the same in all steps together and begin with a step that is not counted.
 
 With T_g and T_t, the seconds that the synchronous step generates and does everything else, three columns say what could be:
 - two times: (T_g + T_t) / max(T_t, T_g / (S + 1)), as if nothing had to wait for new weights;
@@ -19,8 +20,11 @@ With T_g and T_t, the seconds that the synchronous step generates and does every
   version, so of resets only T_t is left;
 - least of one_step: the mean over its own steps of max(T_g, T_t), which none can go below;
 - ceiling of ragged: all passes of the step with full slots. Its bound is the passes of the longest response over S + 1 steps.
-  The column "allowed" is the same in seconds: (T_g + T_t) / (G + T_t), where G is the longer of T_g / (S + 1) and of the passes
-  with full slots times the seconds of such a pass; and how much of that gain was reached.
+  The column "allowed" is the same in seconds: (T_g + T_t) / (G + T_t), and how much of that gain was reached. G is what no
+  schedule spares: each prompt is prefilled once, each token costs a row, and the fewest passes, those with full slots or the
+  longest responses over S + 1 steps, cost what a pass without rows does. Seconds of passes and rows are a line through the passes
+  of the synchronous run. Recomputing unfinished responses with new weights is not in it: --keep-cache also runs without that
+  (asynchronous.cache_on_new_weights: keep).
 
 --cpu-seconds counts the processor's time of this process in the place of seconds, with one thread: what a case of one process
 (ragged) takes on a machine that does nothing else. Seconds of a machine with other work cannot be compared.
@@ -36,9 +40,9 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, mean
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 PROMPTS, SAMPLES = 8, 2
 MEDIAN_TOKENS, MOST_TOKENS = 16, 160
@@ -73,12 +77,21 @@ class Found:
     passes: float  # of the sampler
     prefills: float  # of these
     full_passes: float  # that the same tokens need with full slots
-    full_pass_s: float  # seconds of one of these; 0 where none was made
+    prefill_s: float  # seconds of the prefills
+    pass_s: float  # seconds of another pass without any row, and
+    row_s: float  # of a row of it
     stale: float  # steps
     trainer_waited: float  # share of the step
     longest: list[float]  # seconds of the slowest environment of each step
     waited_s: float = 0.0  # of the step, in which the trainer waited for a sampler beside it
     least_s: float = 0.0  # the longer of sampling and all else, which may go on beside it
+
+
+class Kind(NamedTuple):
+    """A run of a case."""
+
+    bound: int  # on staleness; 0: synchronous
+    keeps: bool = False  # the caches of responses that newer weights continue
 
 
 def main() -> None:
@@ -91,6 +104,7 @@ def main() -> None:
     parser.add_argument("--median-s", type=float, default=0.4, help="environments: median of their answers")
     parser.add_argument("--update-s", type=float, default=1.4, help="environments: every update sleeps besides")
     parser.add_argument("--cpu-seconds", action="store_true", help="the processor's time, with one thread")
+    parser.add_argument("--keep-cache", action="store_true", help="ragged: also with caches of older weights")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the passes")
     arguments = parser.parse_args()
     from common import print_rows, print_table
@@ -103,13 +117,19 @@ def main() -> None:
         place = Path(folder)
         model = arguments.model or tiny_model(place)
         for case in arguments.case.split(","):
-            found: dict[int, list[Found]] = {bound: [] for bound in bounds if case != "one_step" or bound < 2}
+            kinds = [Kind(bound) for bound in bounds if case != "one_step" or bound < 2]
+            if case == "ragged":
+                kinds += [Kind(bound, keeps=True) for bound in bounds if bound and arguments.keep_cache]
+                once = argparse.Namespace(**{**vars(arguments), "steps": 1})
+                with Simulated(case, 0.0) as passes:
+                    run(case, kinds[0], model, place / "warm", once, passes)
+            found: dict[Kind, list[Found]] = {kind: [] for kind in kinds}
             for number in range(arguments.rounds):
-                for bound, runs in found.items():
-                    where = place / f"{case}_{bound}_{number}"
+                for kind in kinds if number % 2 == 0 else reversed(kinds):
+                    where = place / f"{case}_{kind.bound}_{kind.keeps}_{number}"
                     with Simulated(case, arguments.update_s if case != "ragged" else 0.0) as passes:
-                        runs.append(run(case, bound, model, where, arguments, passes))
-            tables.append(rows_of(case, {bound: middle(runs) for bound, runs in found.items()}))
+                        found[kind].append(run(case, kind, model, where, arguments, passes))
+            tables.append(rows_of(case, {kind: middle(runs) for kind, runs in found.items()}))
     for number, (header, rows) in enumerate(tables):
         (print_rows if number else print_table)(header, rows)
         print()
@@ -119,10 +139,10 @@ def middle(runs: list[Found]) -> Found:
     return sorted(runs, key=lambda run: run.step_s)[len(runs) // 2]
 
 
-def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[str]]]:
+def rows_of(case: str, found: dict[Kind, Found]) -> tuple[list[str], list[list[str]]]:
     if case == "one_step":
-        return rows_beside(found)
-    plain = found[0]
+        return rows_beside({kind.bound: each for kind, each in found.items()})
+    plain = found[Kind(0)]
     rest = plain.step_s - plain.rollout_s
     header = ["case", "S", "T_g : T_t, s", "step, s", "samples/h", "times as fast"]
     more = (
@@ -131,9 +151,14 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
         else ["passes (prefills)", "times fewer", "bound", "ceiling", "allowed"]
     )
     rows = []
-    for bound, run in found.items():
+    for (bound, keeps), run in found.items():
         gain = plain.step_s / run.step_s
-        row = [case, str(bound), f"{run.rollout_s:.2f} : {run.step_s - run.rollout_s:.2f}", f"{run.step_s:.2f}"]
+        row = [
+            case,
+            f"{bound}, kept caches" if keeps else str(bound),
+            f"{run.rollout_s:.2f} : {run.step_s - run.rollout_s:.2f}",
+            f"{run.step_s:.2f}",
+        ]
         row += [f"{3600 * PROMPTS * SAMPLES / run.step_s:,.0f}", f"{gain:.2f}"]
         if case != "ragged":
             times = plain.step_s / max(rest, plain.rollout_s / (bound + 1))
@@ -154,9 +179,10 @@ def rows_of(case: str, found: dict[int, Found]) -> tuple[list[str], list[list[st
 
 
 def allowed(gain: float, plain: Found, bound: int) -> str:
-    """The gain in seconds of a step whose passes all have full slots, or of one that shares its passes with S others, whichever
-    is less; and the share of it that was reached."""
-    sampling_s = max(plain.full_passes * plain.full_pass_s, plain.rollout_s / (bound + 1))
+    """The gain of a step that prefills prompts once and makes the fewest passes; and the share of it that was reached."""
+    passes = max(plain.full_passes, (plain.passes - plain.prefills) / (bound + 1))
+    rows = plain.full_passes * PROMPTS * SAMPLES
+    sampling_s = plain.prefill_s + passes * plain.pass_s + rows * plain.row_s
     most = plain.step_s / (sampling_s + plain.step_s - plain.rollout_s)
     return f"{most:.2f} ({100 * (gain - 1) / (most - 1):.0f} %)"
 
@@ -214,10 +240,12 @@ class Simulated:
 
     def __init__(self, case: str, update_s: float):
         self.case, self.update_s, self.passes, self.prefills = case, update_s, 0, 0
-        self.full_s: list[float] = []  # processor's seconds of passes with full slots that only decode
+        self.prefill_s = 0.0
+        self.decodes: list[tuple[int, float]] = []  # rows and seconds of passes that only decode
 
     def __enter__(self) -> Simulated:
         from posttrain.backends.rollout.native.stream import NativeStream
+        from posttrain.run import clock
         from posttrain.steps import rl_step
 
         self.saved = NativeStream.add, NativeStream.step, NativeStream._prefill, rl_step.update_models
@@ -230,10 +258,13 @@ class Simulated:
 
         def counted(stream: NativeStream) -> Any:
             self.passes += 1
-            prefills, rows, began = self.prefills, len(stream._active), time.process_time()
+            prefills, rows, began = self.prefills, len(stream._active), clock.time.perf_counter()
             ended = step(stream)
-            if rows == PROMPTS * SAMPLES and self.prefills == prefills:
-                self.full_s.append(time.process_time() - began)
+            seconds = clock.time.perf_counter() - began
+            if self.prefills == prefills:
+                self.decodes.append((rows, seconds))
+            else:
+                self.prefill_s += seconds
             return ended
 
         def prefilled(stream: NativeStream, admitted: Any) -> None:
@@ -259,10 +290,11 @@ class Simulated:
         rl_step.update_models = update
 
 
-def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespace, counted: Simulated) -> Found:
+def run(case: str, kind: Kind, model: str, folder: Path, given: argparse.Namespace, counted: Simulated) -> Found:
     from posttrain.build.train import train_run
     from posttrain.config import RunConfig
 
+    bound = kind.bound
     sections: dict[str, Any] = {
         "model": {"path": model, "compute_dtype": given.dtype},
         "run": {"folder": str(folder), "total_steps": given.steps},
@@ -278,6 +310,8 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
         "tracking": {"trackers": []},
         "asynchronous": {"mode": "colocate", "max_staleness_steps": bound} if bound else {},
     }
+    if kind.keeps:
+        sections["asynchronous"]["cache_on_new_weights"] = "keep"
     if case == "one_step":
         sections["placement"] = {"device": "cpu", "cpu_threads": 1, "devices": 2, "runtime": "ray"}
         sections["policy"]["devices"] = [0]
@@ -317,25 +351,35 @@ def run(case: str, bound: int, model: str, folder: Path, given: argparse.Namespa
     train_run(RunConfig.model_validate(sections))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     # With equal samples: the first steps fill what is ahead, and the last ones use it up. In the first, processes start.
-    kept = lines[1:]
+    kept = lines if case == "ragged" else lines[1:]
 
-    def mean(name: str) -> float:
+    def average(name: str) -> float:
         return sum(line.get(name, 0.0) for line in kept) / len(kept)
 
-    tokens = sum(line["step/response_tokens"] for line in lines)
+    pass_s, row_s = line_through(counted.decodes)
     return Found(
-        step_s=mean("time/step_s"),
-        rollout_s=mean("time/rollout_s"),
+        step_s=average("time/step_s"),
+        rollout_s=average("time/rollout_s"),
         passes=counted.passes / len(lines),
         prefills=counted.prefills / len(lines),
-        full_passes=tokens / (PROMPTS * SAMPLES) / len(lines),
-        full_pass_s=median(counted.full_s) if counted.full_s else 0.0,
-        stale=mean("async/staleness_steps_mean"),
-        trainer_waited=mean("time/trainer_waited_share"),
-        waited_s=mean("time/sampler_wait_s"),
+        full_passes=sum(rows for rows, _ in counted.decodes) / (PROMPTS * SAMPLES) / len(lines),
+        prefill_s=counted.prefill_s / len(lines),
+        pass_s=pass_s,
+        row_s=row_s,
+        stale=average("async/staleness_steps_mean"),
+        trainer_waited=average("time/trainer_waited_share"),
+        waited_s=average("time/sampler_wait_s"),
         least_s=sum(longer_s(line) for line in kept) / len(kept),
         longest=[] if case == "ragged" else [slowest(folder, step) for step in range(1, given.steps + 1)],
     )
+
+
+def line_through(decodes: list[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds of a pass without rows and of a row, by least squares; of one number of rows, all are the pass's."""
+    if len({rows for rows, _ in decodes}) < 2:
+        return (mean(seconds for _, seconds in decodes) if decodes else 0.0), 0.0
+    slope, intercept = linear_regression(*zip(*decodes, strict=True))
+    return intercept, slope
 
 
 def longer_s(line: dict[str, float]) -> float:

@@ -99,9 +99,9 @@ def each_waits_for_the_other(patch: Patch) -> Iterator[list[str]]:
 def test_the_next_batch_is_sampled_while_the_step_trains(
     address: str, alone: Path, tmp_path: Path, tiny_llama: Path, monkeypatch: Patch
 ) -> None:
-    """I4: the numbers are those of one process, which samples before the updates."""
+    """I4 and I5: the numbers are those of one process, which samples before the updates and whose decisions are made again."""
     with each_waits_for_the_other(monkeypatch) as done:
-        found = train_run(asked(tmp_path, tiny_llama, "found", address))
+        found = train_run(asked(tmp_path, tiny_llama, "found", address), replay=alone)
     assert len(done) == STEPS - 1
     assert_equal(found, alone)
 
