@@ -42,7 +42,9 @@ def word_problems(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for every unknown parameter, and for values that are not supported."""
     options = body.get("stream_options")
     if options is not None and (
-        not isinstance(options, Mapping) or options.get("include_usage") not in (None, True, False)
+        not isinstance(options, Mapping)
+        or options.get("include_usage") not in (None, True, False)
+        or set(options) - {"include_usage", "include_obfuscation"}
     ):
         yield f'stream_options is {json.dumps(options)[:60]}; use {{"include_usage": true}}'
     for name, value in body.items():

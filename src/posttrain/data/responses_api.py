@@ -22,7 +22,7 @@ _SAME = (
     "stop",
 )
 # Parameters without an effect on a response here.
-_HARMLESS = {"store", "include", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning"}
+_HARMLESS = {"store", "include", "service_tier", "safety_identifier", "prompt_cache_key"}
 _LOGPROBS = "message.output_text.logprobs"  # in ``include``
 _NEUTRAL: dict[str, Any] = {
     "previous_response_id": None, "background": False, "prompt": None, "conversation": None, "max_tool_calls": None,
@@ -43,6 +43,7 @@ def as_chat(body: Any) -> dict[str, Any]:
         *_SAME,
         *_HARMLESS,
         *_NEUTRAL,
+        "reasoning",
         "input",
         "instructions",
         "max_output_tokens",
@@ -54,6 +55,11 @@ def as_chat(body: Any) -> dict[str, Any]:
     text = body.get("text") or {}
     if not isinstance(text, dict) or set(text) - {"format", "verbosity"}:
         problems.append("text must be an object with a format")
+    reasoning = body.get("reasoning")
+    if reasoning is not None and not isinstance(reasoning, dict):
+        problems.append(f"reasoning is {json.dumps(reasoning)[:60]}; use an object")
+    elif reasoning and reasoning.get("effort") is not None:
+        problems.append(f"reasoning.effort={json.dumps(reasoning['effort'])[:60]} is not supported")
     include = body.get("include")
     if include is not None and not (isinstance(include, list) and all(isinstance(one, str) for one in include)):
         problems.append(f"include is {json.dumps(include)[:60]}; use a list of texts")

@@ -268,6 +268,13 @@ def test_requests_that_cannot_be_honoured_say_why(run: Run) -> None:
         ("/v1/responses", '{"input": "a", "include": 5}', "include is 5; use a list of texts"),
         ("/v1/chat/completions", '{"messages": "\\ud800"}', "half a character"),
         ("/v1/chat/completions", '{"messages": [1], "stream_options": 5}', "stream_options is 5"),
+        ("/v1/chat/completions", '{"messages": [1], "stream_options": {"usage": true}}', "stream_options is"),
+        (
+            "/v1/responses",
+            '{"input": "q", "reasoning": {"effort": "high"}}',
+            'reasoning.effort="high" is not supported',
+        ),
+        ("/v1/responses", '{"input": "q", "reasoning": 3}', "reasoning is 3; use an object"),
         ("/v1/chat/completions", '{"tools": [{"function": {"name": "f", "parameters": 1}}]}', "must be an object"),
         ("/v1/chat/completions", "[" * 9999, "nest more than"),
     ):
