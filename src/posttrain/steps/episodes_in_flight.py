@@ -102,8 +102,9 @@ class Episodes:
         if saved is None:
             self._worlds.host.start(str(place), spec, seed)
             return
-        asks = "lines" in saved["episode"]
-        self._episodes[place] = (conversations_from_plain if asks else episode_from_plain)(new, saved["episode"])
+        plain = saved["episode"]
+        asks = "lines" in plain
+        self._episodes[place] = conversations_from_plain(new, plain) if asks else episode_from_plain(new, plain)
         self._counts[place] = saved["count"]
         self._turns |= {turn["sample_id"]: request_from_plain(turn) for turn in saved["turns"]}
         self._env_states[place] = saved["env"]
@@ -270,7 +271,10 @@ class Episodes:
     def _act(self, place: Place, action: dict[str, Any]) -> None:
         """Give an environment an action, or the turn that it has asked for."""
         self._acting[place] = action
-        (self._worlds.host.answer if "turn" in action else self._worlds.host.step)(str(place), **action)
+        if "turn" in action:
+            self._worlds.host.answer(str(place), **action)
+        else:
+            self._worlds.host.step(str(place), **action)
 
     def _converse(self, place: Place, event: EnvAsk | EnvWithdrawn | EnvStep, stream: RequestStream) -> None:
         """An environment that asks for turns by itself has done so, or withdraws one, or has ended."""
