@@ -243,6 +243,28 @@ def test_a_run_whose_samplers_all_die_waits_for_another(make: Make, monkeypatch:
             train_run(make("none", asynchronous=SEPARATE))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("late", ["first", "again"])
+def test_episodes_of_a_sampler_that_died_are_replayed(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, late: str
+) -> None:
+    """The one that joins does so at the recorded choice, whether answers come sooner or later than in the recorded run."""
+    runs: list[Path] = []
+    for name in ("first", "again"):
+        with monkeypatch.context() as patch:
+            samplers = with_samplers(patch, Samplers(1, renews=True))
+            if name == late:
+                with_late_answers(patch)
+            if name == "first":
+                kill_in_step(patch, samplers, 2)
+            settings = {"asynchronous": SEPARATE | {"wait_timeout_s": 60.0}}
+            runs.append(in_a_world(make, tmp_path, name, workers=12, replay=runs[0] if runs else None, **settings))
+    first, again = runs
+    assert_each_group_is_trained_once(first)
+    assert [event["sampler"] for event in events(first) if event["event"] == "joined"] == [0, 1]
+    assert results(again) == results(first)
+
+
 def kill_in_step(patch: pytest.MonkeyPatch, samplers: Samplers, step: int) -> None:
     sample = Apart.sample
 
