@@ -11,10 +11,15 @@ from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.reward import RewardConfig
 from posttrain.config.tracking import SERVICES
 from posttrain.dialects.ledger import Key
+from posttrain.dialects.value_types import type_text
 from posttrain.registry import is_installed
 
 # Fields that are 1 on one device, whatever is written.
-COUNTS = ("placement.devices", "placement.nodes", "rollout.tensor_parallel")
+COUNTS = (
+    *("placement.devices", "placement.nodes", "rollout.tensor_parallel"),
+    *(f"{role}.devices" for role in ("policy", "reference", "critic", "rollout", "reward.model")),
+    *(f"{role}.{size}_parallel" for role in ("policy", "critic") for size in ("sequence", "tensor", "pipeline")),
+)
 C = TypeVar("C", bound=Section)
 S = TypeVar("S", bound=Section)
 
@@ -50,7 +55,7 @@ OPTIONS = {
 
 def of_devices(row: Key) -> bool:
     """Return True for the row of a key that --here does not need, because it counts devices."""
-    return not {*row.fields}.isdisjoint(COUNTS)
+    return type_text(row.type).startswith("int") and not {*row.fields}.isdisjoint(COUNTS)
 
 
 def at_hand(config: C) -> tuple[C, list[str]]:

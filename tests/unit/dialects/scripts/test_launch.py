@@ -115,6 +115,9 @@ def test_numbers_of_devices_may_be_unknown_with_here(tmp_path: Path) -> None:
     assert "trainer.nnodes is 1" in said and "tensor_model_parallel_size is 1" in said
     with pytest.raises(ConfigError, match=r"\$GPUS of line 1 is not set"):
         load_request([str(script)], None, skip_files=True)
+    script.write_text(f"{grpo} trainer.nnodes=1 actor_rollout_ref.actor.ulysses_sequence_parallel_size=$SP")
+    shared = load_request([str(script)], None, here=True, skip_files=True)
+    assert not shared.problems and shared.config.policy.sequence_parallel == 1
     script.write_text(f"{grpo} trainer.n_gpus_per_node=${{GPUS:-}} trainer.nnodes=1")
     loaded = load_request([str(script)], None, here=True, skip_files=True)
     assert not loaded.problems and any("n_gpus_per_node is empty, and is read as 1" in text for text in loaded.warnings)
@@ -229,6 +232,19 @@ def test_a_script_loads_as_its_command_does(tmp_path: Path, monkeypatch: pytest.
     plain = load_request([*keys[:2], "actor_rollout_ref.model.path=/models/qwen", keys[2]], "verl", skip_files=True)
     assert loaded.config == plain.config
     assert loaded.config.rollout.samples_per_prompt == 8
+
+
+def test_devices_of_skyrls_roles_may_be_unknown_with_here(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    skyrl = "python -m skyrl_train.entrypoints.main_base data.train_data=[a] trainer.policy.model.path=m"
+    roles = " ".join(f"trainer.placement.{role}_num_gpus_per_node=$GPUS" for role in ("policy", "ref"))
+    script.write_text(f"{skyrl} {roles}")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert not [problem for problem in loaded.problems if "placement" in str(problem)]
+    assert "trainer.placement.ref_num_gpus_per_node is 1, for the one device of --here" in " ".join(loaded.warnings)
+    script.write_text(f"{skyrl} trainer.placement.colocate_all=$ALL")  # a choice, not a number
+    with pytest.raises(ConfigError, match=r"\$ALL of line 1 is not set"):
+        load_request([str(script)], None, here=True, skip_files=True)
 
 
 def test_a_value_that_does_not_count_may_be_unknown(tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def _together(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
     key = f"{_PLACE}.colocate_all"
     if not _samples_here(keys):
         devices, product = _sampler_devices(keys)
-        if devices != policy.devices:
+        # With --here one device has all of both
+        if devices != policy.devices and not (keys.here and policy.devices == 1):
             engines, tensor = name_of(keys, _ENGINES), max(1, devices // max(1, get(keys, _ENGINES)))
             fits = [f"{_PLACE}.policy_num_gpus_per_node={devices // policy.nodes}"] * (devices % policy.nodes == 0)
             if policy.devices % tensor == 0:
