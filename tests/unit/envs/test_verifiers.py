@@ -281,6 +281,29 @@ def test_a_run_trains_on_environments_of_the_package(tmp_path: Path, tiny_llama:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="POSTTRAIN_VERIFIERS_PYTHON names no Python with verifiers")
+def test_rubrics_score_conversations_of_programs_outside() -> None:
+    """What a program has played with the policy: one turn, three turns, a tool whose results it gave itself."""
+    file = str(Path(__file__).with_name("verifiers_envs.py"))
+    call = '<tool_call>{"name": "shout", "arguments": {"word": "red"}}</tool_call>'
+    played = {"single": ["red!"], "multi": ["red", "red again", "red"], "tool": [call, "It said red."]}
+    read = {"multi": ["Again.", "Again."], "tool": ["RED!"]}
+    for kind, actions in played.items():
+        settings = {"env": file, "python": PYTHON, "options": {"kind": kind}}
+        env = HostedEpisode(EnvSpec(name="verifiers", settings=settings, max_turns=4), 1_000_000)
+        task = env.task()
+        assert [message["content"] for message in task["messages"]][-1] == "Say red." and bool(task["tools"]) == (
+            kind == "tool"
+        )
+        seen = [task["messages"], *([{"role": "user", "content": text}] for text in read.get(kind, ()))]
+        turns = [PlayedTurn(read=each, action=action) for each, action in zip(seen, actions, strict=True)]
+        found = env.score(FinishedConversation(messages=[], turns=turns))
+        assert found["reward"] == 1.0, kind
+        assert env.close()["metrics"]["spoken"] == len(actions)
+    bridge_of(PYTHON).kill()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not TASKSETS, reason="POSTTRAIN_TASKSETS_PYTHON names no Python with verifiers 0.4")
 def test_a_run_trains_on_tasksets(tmp_path: Path, tiny_llama: Path) -> None:
     script = tmp_path / "harness.py"
