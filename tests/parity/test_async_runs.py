@@ -548,6 +548,7 @@ def test_sampling_ahead_keeps_the_shares_of_domains(
         assert {line["domain/odd/prompts"] for line in lines} == {1.0}
 
 
+@pytest.mark.slow
 def test_domains_without_staleness_are_those_of_the_synchronous_loop(make: Make, tmp_path: Path) -> None:
     sections = of_domains(tmp_path, mode="colocate", max_staleness_steps=0)
     sections["data"]["domains"] = {name: {**each, "group_filter": {}} for name, each in DOMAINS.items()}

@@ -47,6 +47,7 @@ def steps(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_run_in_a_thread_is_that_of_the_command(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[posttrain.Run] = []
 
@@ -169,6 +170,7 @@ def one_step(session: Any) -> None:
         session.trainer.optim_step()
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_left_early_is_saved_and_resumed(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_loop_that_is_left_early_is_saved_and_resumed(
     assert run.info["status"] == "done"
 
 
+@pytest.mark.slow
 def test_a_session_without_steps_is_not_done(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither where steps() is never called, nor where its first number is never asked for; one whose steps are done stays."""
     run = {"run.folder": str(tmp_path / "run"), "run.total_steps": 1}

@@ -337,6 +337,7 @@ def test_excuses_name_metrics_that_exist() -> None:
     ] == []
 
 
+@pytest.mark.slow
 def test_no_metric_changes_with_the_micro_batch_split(make: Make) -> None:
     """One sequence at a time, five at a time, and as many as have 40 tokens: every metric but times, at two updates a step."""
     splits = {

@@ -238,6 +238,7 @@ def test_drop_of_every_group_is_a_skipped_step_that_leaves_its_samples(make: Mak
     assert [sample["advantage"] for sample in samples_of(tmp_path / "run", 2)] == [None] * 6
 
 
+@pytest.mark.slow
 def test_stop_while_groups_are_looked_for_loses_nothing(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

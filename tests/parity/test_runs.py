@@ -231,6 +231,7 @@ def test_signal_during_the_save_of_a_step_is_heeded_in_the_next(
     assert_same_result(train_run(make("run")), straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_run_that_died_goes_on_from_its_last_checkpoint(
     make: Make, straight: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
@@ -354,6 +355,7 @@ def test_damaged_newest_checkpoint_is_passed_over_and_named(make: Make, capsys: 
     assert weights.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_finished_run_started_again_changes_nothing(make: Make) -> None:
     folder = train_run(make("run"))
     before = (folder / "metrics.jsonl").read_bytes()
@@ -375,6 +377,7 @@ def test_finished_run_can_be_made_longer(make: Make) -> None:
     assert_same_result(grown, straight)
 
 
+@pytest.mark.slow
 def test_a_run_that_only_validates_makes_no_step_and_no_checkpoint(make: Make, straight: Path) -> None:
     """Its numbers are those that the same run has before its first step; training may follow in the same folder."""
     config = make("only", validation={"only": True})
@@ -460,6 +463,7 @@ def test_loss_that_is_not_finite_stops_the_run_before_it_touches_the_weights(
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_starting_a_dead_run_again_and_again_neither_ends_it_nor_loses_its_last_good_checkpoint(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +512,7 @@ def test_weights_that_blow_up_stop_the_run(make: Make) -> None:
 # ------------------------------------------------------------------------------------------------ what a run leaves
 
 
+@pytest.mark.slow
 def test_prompt_that_comes_again_gets_other_random_numbers(make: Make) -> None:
     """Ten prompts in a file, two steps of ten: an epoch each, with weights that hardly move."""
     folder = train_run(
@@ -767,6 +772,7 @@ def edited_model(source: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_prompt_and_response_must_fit_into_the_models_positions(make: Make, tmp_path: Path, tiny_llama: Path) -> None:
     # ChatML around "9+9=" is one byte a token: <|im_start|>user\n (6) 9+9= (4) <|im_end|>\n (2) <|im_start|>assistant\n (11)
     prompt = 6 + 4 + 2 + 11

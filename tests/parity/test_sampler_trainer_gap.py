@@ -104,6 +104,7 @@ def write_sliding_model(folder: Path, family: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text"])
 def test_gap_before_and_after_an_update_is_rounding(tmp_path: Path, family: str, temperature: float) -> None:

@@ -166,6 +166,7 @@ def _micro(sequences: int) -> dict[str, Any]:
     return {"optimizer": optimizer, "sequences_per_micro_batch_per_device": sequences}
 
 
+@pytest.mark.slow
 def test_reference_in_the_run_before_it_and_in_columns_give_the_same_numbers(make: Make, tmp_path: Path) -> None:
     config = make("run", data={"shuffle": False})
     in_run = metrics_of(tune_run(config))
@@ -304,6 +305,7 @@ def test_pairs_with_images_have_transformers_numbers(make: Make, tmp_path: Path,
     assert found[0]["policy/loss"] == pytest.approx(math.log(2), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_images_in_pairs_survive_cuts_and_a_stop(make: Make, tmp_path: Path, seeing: Path) -> None:
     write_pairs_with_images(tmp_path)
     named = {"model": {"path": str(seeing)}, "checkpoint": {"at_end": True}}

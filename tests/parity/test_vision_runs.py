@@ -88,6 +88,7 @@ def test_two_runs_are_the_same_and_a_resumed_one_is_too(make: Make, tmp_path: Pa
     assert (tmp_path / "resumed" / newest).read_bytes() == (tmp_path / "one" / newest).read_bytes()
 
 
+@pytest.mark.slow
 def test_samplers_agree(make: Make, tmp_path: Path) -> None:
     """Greedy responses to the validation prompts, before any update."""
     found = []

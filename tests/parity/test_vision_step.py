@@ -226,6 +226,7 @@ def check_equal(found: tuple[float, dict[str, Tensor]], expected: tuple[float, d
         torch.testing.assert_close(found[1][name].double(), gradient.double(), rtol=1e-3, atol=2e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 4, 9])
 @pytest.mark.parametrize("how", [{}, {"share_prompts": False}, {"padded": True}], ids=["shared", "packed", "padded"])
 def test_loss_and_gradients_equal_the_plain_calculation(

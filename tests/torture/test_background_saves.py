@@ -120,6 +120,7 @@ def at_phase(monkeypatch: pytest.MonkeyPatch, wanted: str, act: Callable[[], obj
     return seen
 
 
+@pytest.mark.slow
 def test_the_next_step_samples_meanwhile_and_its_update_waits(
     tmp_path: Path,
     tiny_llama: Path,

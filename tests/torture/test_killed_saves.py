@@ -49,6 +49,7 @@ def test_saves_killed_at_system_calls(work: Work) -> None:
     assert tally.failures == []
 
 
+@pytest.mark.slow
 def test_the_sweep_finds_a_save_that_deletes_first(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     save = Checkpoints.save
 
@@ -61,6 +62,7 @@ def test_the_sweep_finds_a_save_that_deletes_first(work: Work, monkeypatch: pyte
     assert killing.operation_kills(work, stride=20).failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_stops_the_run_with_a_checkpoint(work: Work, code: int) -> None:
     tally, reasons = failing.failing_operations(work, code, stride=17)

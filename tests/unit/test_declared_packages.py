@@ -6,8 +6,11 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+from sources import FILES, nodes_of
 
 ROOT = Path(__file__).parents[2]
 # Libraries that come with one that is asked for, which could not do without them, or are looked for before they are imported.
@@ -32,11 +35,12 @@ def normal(requirement: str) -> str:
     return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
 
+@cache
 def imported() -> dict[str, str]:
     """Libraries that the sources import, with a file that does."""
     found = {}
-    for file in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file in FILES:
+        for node in nodes_of(file):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-import posttrain
 from posttrain.registry import ENGINE_PLANS, TRAIN_ENGINES
+from sources import FILES, PACKAGE, nodes_of
 
-PACKAGE = Path(posttrain.__file__).parent
 # One engine is the default of the configuration, a whole model on one device; its name is given once.
 DEFAULT = "config/policy.py"
 
 
-def texts(path: Path) -> Iterator[str]:
+@cache
+def texts(path: Path) -> list[str]:
     """The strings of a file, without its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in plain:
-            yield node.value
+    plain = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes_of(path) if isinstance(node, ast.Constant) and id(node) not in plain]
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
 def allowed(path: Path, engine: str) -> bool:
@@ -41,7 +39,7 @@ def test_an_engine_is_named_at_home_only(engine: str) -> None:
     named = re.compile(rf"{engine}|.*engine={engine}\b.*", re.DOTALL)
     found = [
         f"{path}: {text}"
-        for path in PACKAGE.rglob("*.py")
+        for path in FILES
         if not allowed(path, engine)
         for text in texts(path)
         if named.fullmatch(text)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Set
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import posttrain
-
-SRC = Path(posttrain.__file__).parents[1]
+from sources import FILES, PACKAGE, nodes_of
 
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
     found = {}
-    for path in (SRC / "posttrain").rglob("*.py"):
-        parts = path.relative_to(SRC).with_suffix("").parts
+    for path in FILES:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -24,7 +23,7 @@ def modules() -> dict[str, Path]:
 def imports_of(path: Path, known: Set[str]) -> set[str]:
     """The package's modules that a file imports anywhere: at its top, in functions, and under ``if TYPE_CHECKING``."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -43,6 +42,7 @@ def circle(graph: Mapping[str, Set[str]]) -> list[str]:
     return []
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     known = modules()
     return {name: imports_of(path, known.keys()) - {name} for name, path in known.items()}

@@ -63,7 +63,7 @@ class Reader:
         self.own_keys, problems = own_keys_of(self.section(OUR_SECTION), self.sources)
         self.problems += problems
         self._named = {key for place in self.sources.places for key in (place, *parents(place))}
-        self._whole = [f"{key}." for key, place in self.sources.places.items() if place.whole]
+        self._whole = tuple(f"{key}." for key, place in self.sources.places.items() if place.whole)
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, written or default; None for an unwritten key without default."""
@@ -115,9 +115,7 @@ class Reader:
 
     def written(self, key: str) -> bool:
         """True when the user wrote the key, or something below it; or a reference to a section with such a key."""
-        return self.named(key) or (
-            any(key.startswith(whole) for whole in self._whole) and value_at(self.values, key) is not NOTHING
-        )
+        return self.named(key) or (key.startswith(self._whole) and value_at(self.values, key) is not NOTHING)
 
     def named(self, key: str) -> bool:
         """True when the user wrote the key, or something below it, by its name."""

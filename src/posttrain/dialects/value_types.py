@@ -68,6 +68,7 @@ def _bounded(text: str, kind: type, least: float, most: float) -> type[Bounded]:
     return type(text, (Bounded,), {"kind": kind, "least": least, "most": most})
 
 
+@cache
 def type_text(type: Any) -> str:
     """A type as the tables and messages print it: ``int | null``, ``one of a, b``."""
     if type is types.NoneType:

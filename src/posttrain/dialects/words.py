@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 from posttrain.config.base import Section
@@ -124,6 +125,7 @@ class Words:
         ]
 
 
+@cache
 def _is_counted(field: str, root: type[Section]) -> bool:
     """Return True for a field that holds a number, or settings, among them numbers."""
     found = field_of(field, root)

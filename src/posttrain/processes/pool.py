@@ -92,15 +92,25 @@ class WorkerPool:
         The future never raises: its result is an Answer or a CallFailure. Calls begin in the order of submission. Short ones
         cross together; where something happens to a worker meanwhile, each of them is made again, alone.
         """
-        future: Future[Reply] = Future()
         try:
-            request = wire.to_bytes({"call": call, "seed": seed})
+            written = wire.to_text(call)
         except (TypeError, ValueError, RecursionError) as error:
+            future: Future[Reply] = Future()
             future.set_result(CallFailure(EXCEPTION, str(error)))
             return future
-        if not self._waiting.put(WaitingCall(request, future)):
-            future.set_result(_CLOSED)
-        return future
+        return self.submit_written([written], [seed])[0]
+
+    def submit_written(self, calls: Sequence[str], seeds: Sequence[int]) -> list[Future[Reply]]:
+        """``submit`` many calls that are written by wire.py already, each with its seed."""
+        waiting = [
+            WaitingCall[Reply](f'{{"call": {call}, "seed": {seed}}}'.encode(), Future())
+            for call, seed in zip(calls, seeds, strict=True)
+        ]
+        futures = [call.future for call in waiting]
+        if not self._waiting.put(waiting):
+            for future in futures:
+                future.set_result(_CLOSED)
+        return futures
 
     def close(self) -> None:
         """End the workers, also in the middle of a call; calls that were not answered fail as crashed."""

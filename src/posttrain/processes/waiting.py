@@ -32,12 +32,12 @@ class Waiting(Generic[R]):
         self._together = 1
         self._closed = False
 
-    def put(self, call: WaitingCall[R]) -> bool:
-        """Add a call. Returns: False when the queue is closed."""
+    def put(self, calls: Sequence[WaitingCall[R]]) -> bool:
+        """Add calls. Returns: False when the queue is closed."""
         with self._changed:
             if not self._closed:
-                self._calls.append(call)
-                self._changed.notify()
+                self._calls.extend(calls)
+                self._changed.notify(len(calls))
             return not self._closed
 
     def take(self) -> list[WaitingCall[R]]:

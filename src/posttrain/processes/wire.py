@@ -46,7 +46,7 @@ def to_bytes(value: Any) -> bytes:
 
 
 def to_text(value: Any) -> str:
-    """``to_bytes`` as text, which is quickly written again as a part of other values."""
+    """``to_bytes`` as text, which may be put into the text of other values."""
     return json.dumps(_plain(value))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from posttrain.config.reward import RewardConfig
 from posttrain.config.reward_placement import runs_code
 from posttrain.libraries import math_verify, reasoning_gym
-from posttrain.processes import wire
 from posttrain.processes.worker import load
 from posttrain.records.prompts import Prompt, patches_of_images
 from posttrain.records.trajectories import Invalid
@@ -41,7 +40,7 @@ def make(setup: Mapping[str, Any]) -> Scoring:
 
 
 class Scoring:
-    """Handler of {"prompt" (text of wire.py), "response", "sequence", "plain_answer"}, and of {"term", "prompts", "responses"}: a
+    """Handler of {"prompt", "response", "sequence", "plain_answer"}, and of {"term", "prompts", "responses"}: a
     batched term."""
 
     def __init__(self, terms: RewardTerms, *, runs_code: bool):
@@ -59,7 +58,7 @@ class Scoring:
             said = self._terms.call_batched(call["term"], prompts, call["responses"])
             return plain(said) if isinstance(said, Invalid) else [plain(answer) for answer in said]
         text = ResponseText(call["response"], call["sequence"])
-        answers = self._terms.call(prompt_of(wire.from_bytes(call["prompt"])), text, plain_answer=call["plain_answer"])
+        answers = self._terms.call(prompt_of(call["prompt"]), text, plain_answer=call["plain_answer"])
         return [[index, plain(answer)] for index, answer in answers.items()]
 
 

@@ -14,7 +14,7 @@ from posttrain.config.reward_placement import runs_here
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.libraries.cores import available_cores
 from posttrain.processes import wire
-from posttrain.processes.limits import CRASHED, MEMORY, TIMEOUT, Limits
+from posttrain.processes.limits import CRASHED, EXCEPTION, MEMORY, TIMEOUT, Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
@@ -186,11 +186,28 @@ class ScorerInWorkers:
         self._pool.close()
 
     def _ask(self, group: TrajectoryGroup) -> list[Future[Reply]]:
-        prompt = _written(group.prompt)
-        return [
-            self._pool.submit(_call(prompt, text), seed=_seed(trajectory.sample_id))
-            for trajectory, text in zip(group.trajectories, self._read(group), strict=True)
-        ]
+        return self._submit(group, range(len(group.trajectories)), self._read(group))
+
+    def _submit(
+        self,
+        group: TrajectoryGroup,
+        numbers: Sequence[int],
+        texts: Sequence[ResponseText],
+        *,
+        plain_answer: bool = False,
+    ) -> list[Future[Reply]]:
+        """Have the responses with these numbers scored. The prompt is written once for all of them; one that cannot be written
+        is why each call fails."""
+        try:
+            prompt = wire.to_text(plain_prompt(group.prompt))
+        except (TypeError, ValueError, RecursionError) as error:
+            return [_failed(error) for _ in numbers]
+        calls = []
+        for number in numbers:
+            text = texts[number]
+            own = {"response": text.response, "sequence": text.sequence, "plain_answer": plain_answer}
+            calls.append(f'{{"prompt": {prompt}, {wire.to_text(own)[1:]}')
+        return self._pool.submit_written(calls, [_seed(group.trajectories[number].sample_id) for number in numbers])
 
     def _read(self, group: TrajectoryGroup) -> list[ResponseText]:
         return response_texts(group, self._terms, self._decode)
@@ -241,14 +258,10 @@ class ScorerInWorkers:
         replies = [each.result() for each in asked]
         counting = self._counting(prompt)
         overran = [number for number, reply in enumerate(replies) if self._overran(reply, prompt)]
-        texts = self._read(group) if overran else []
-        again = {
-            number: self._pool.submit(
-                _call(_written(prompt), texts[number], plain_answer=True),
-                seed=_seed(group.trajectories[number].sample_id),
-            )
-            for number in overran
-        }
+        again: dict[int, Future[Reply]] = {}
+        if overran:
+            asked_again = self._submit(group, overran, self._read(group), plain_answer=True)
+            again = dict(zip(overran, asked_again, strict=True))
         found = [_answers(reply, counting) for reply in replies]
         for number, second in again.items():
             plain = _answers(second.result(), counting)
@@ -287,18 +300,10 @@ def _answers(reply: Reply, counting: Sequence[int]) -> dict[int, TermAnswer]:
     return dict.fromkeys(counting, failed)
 
 
-def _written(prompt: Prompt) -> str | dict[str, Any]:
-    """Write a prompt once for all of its responses. One that cannot be written is returned in plain values: each call that is
-    submitted with it fails for that reason."""
-    values = plain_prompt(prompt)
-    try:
-        return wire.to_text(values)
-    except (TypeError, ValueError, RecursionError):
-        return values
-
-
-def _call(prompt: str | Mapping[str, Any], text: ResponseText, *, plain_answer: bool = False) -> dict[str, Any]:
-    return {"prompt": prompt, "response": text.response, "sequence": text.sequence, "plain_answer": plain_answer}
+def _failed(error: Exception) -> Future[Reply]:
+    future: Future[Reply] = Future()
+    future.set_result(CallFailure(EXCEPTION, str(error)))
+    return future
 
 
 def _detail(reply: Reply) -> str:

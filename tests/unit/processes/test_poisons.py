@@ -18,6 +18,7 @@ from posttrain.records.trajectories import Invalid, Outcome, Reward, StopReason,
 from posttrain.rewards.scorer import ScorerInWorkers
 
 TIMEOUT_S = 1.0
+MARGIN_S = 10.0  # of a busy machine
 WORKERS = 2
 MARK = "POSTTRAIN_TEST_OF_POISONS"
 CONFIG = {
@@ -134,6 +135,7 @@ def left(mark: str) -> int:
     return count - 2 * WORKERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_poison_gets_its_reason_and_its_neighbours_their_scores(
     scorer: ScorerInWorkers, mark: str, kind: str, capfd: pytest.CaptureFixture[str]
@@ -142,7 +144,7 @@ def test_a_poison_gets_its_reason_and_its_neighbours_their_scores(
     texts = [text for text, _ in neighbours]
     start = time.monotonic()
     [outcomes] = scorer.score([group(kind, [*texts[:3], kind, *texts[3:]])])
-    assert time.monotonic() - start < TIMEOUT_S + 3
+    assert time.monotonic() - start < TIMEOUT_S + MARGIN_S
     assert [*outcomes[:3], *outcomes[4:]] == [outcome for _, outcome in neighbours]
     check(outcomes[3], kind)
     assert left(mark) == 0
@@ -168,7 +170,7 @@ def sweep(scorer: ScorerInWorkers, mark: str, poisons: int, first: int) -> None:
                     check(outcome, text)
             else:
                 assert outcome == expected
-    assert took <= TIMEOUT_S * math.ceil(poisons / WORKERS) + 3
+    assert took <= TIMEOUT_S * math.ceil(poisons / WORKERS) + MARGIN_S
     assert held_bytes() - before < 20 << 20
     assert len(os.listdir("/proc/self/fd")) <= files
     assert left(mark) == 0

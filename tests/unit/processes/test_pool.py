@@ -444,11 +444,11 @@ def test_closing_answers_calls_that_were_put_back() -> None:
     waiting: Waiting[str] = Waiting(1)
     calls: list[WaitingCall[str]] = [WaitingCall(b"", Future()) for _ in range(4)]
     for call in calls:
-        waiting.put(call)
+        waiting.put([call])
     assert waiting.take() == calls[:1]
     assert not waiting.answered(calls[:1], 1, 0.0)
     both = waiting.take()
     assert both == calls[1:3]
     assert waiting.close() == calls[3:]
     assert waiting.answered(both, 1, 0.0) == calls[2:3]
-    assert not waiting.put(calls[0]) and waiting.take() == []
+    assert not waiting.put(calls[:1]) and waiting.take() == []

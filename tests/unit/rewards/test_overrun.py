@@ -60,6 +60,7 @@ def value(outcome: Outcome) -> float:
     return outcome.value
 
 
+@pytest.mark.slow
 def test_a_bomb_is_wrong_and_its_neighbours_keep_their_scores(start: Any) -> None:
     scorer = start({"name": "math_verify"}, {"name": "length", "options": {"max_characters": 10}, "weight": 0.5})
     [alone] = score(start({"name": "length", "options": {"max_characters": 10}}), BOMB)
@@ -74,6 +75,7 @@ def test_a_bomb_is_wrong_and_its_neighbours_keep_their_scores(start: Any) -> Non
     assert dict(bomb.texts)["math_verify/overrun"] == "no answer within 1.5 s"
 
 
+@pytest.mark.slow
 def test_without_the_option_a_bomb_is_invalid(start: Any) -> None:
     [bomb] = score(start({"name": "math_verify"}, zero=False), BOMB)
     assert isinstance(bomb, Invalid) and bomb.reason == TIMEOUT
@@ -101,19 +103,19 @@ def test_which_failures_are_the_texts(start: Any, reason: str, scored: bool) -> 
     """A worker that was killed, by whatever, is a failure of the machine."""
     scorer = start({"name": "math_rule", "options": {"part": "whole"}})
     assert isinstance(scorer, ScorerInWorkers)
-    submit, asked = scorer._pool.submit, []
+    submit, asked = scorer._pool.submit_written, []
 
-    def fail_first(call: Any, *, seed: int = 0) -> Any:
-        future = submit(call, seed=seed)
-        asked.append(call)
+    def fail_first(calls: Any, seeds: Any) -> Any:
+        [future] = submit(calls, seeds)
+        asked.extend(calls)
         if len(asked) > 1:
-            return future
+            return [future]
         future.result()
         failed: Any = type(future)()
         failed.set_result(CallFailure(reason, "said so"))
-        return failed
+        return [failed]
 
-    scorer._pool.submit = fail_first  # type: ignore[method-assign]
+    scorer._pool.submit_written = fail_first  # type: ignore[method-assign]
     [outcome] = score(scorer, "\\boxed{72}")
     assert isinstance(outcome, Reward) is scored
     assert len(asked) == 1 + scored

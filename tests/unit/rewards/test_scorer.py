@@ -195,6 +195,7 @@ def test_a_batched_function_that_fails_and_is_not_asked_again_leaves_all_without
     assert [outcome.value for outcome in scorer.score([group("b", "x", "yy")])[0]] == [1.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("culprits", "reason"),
     [

@@ -90,6 +90,7 @@ def test_merged_shards_are_the_model_that_was_sharded(actor: Path, tiny_qwen: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_config_beside_the_shards_and_a_mesh_of_two_dimensions(sharded: Path, tiny_llama: Path, tmp_path: Path) -> None:
     """verl 0.4 keeps the config in actor/; hybrid sharding has a mesh of replicas and shards. Embeddings are tied."""
     actor = edited(sharded / "hybrid", tmp_path / "step" / "actor")

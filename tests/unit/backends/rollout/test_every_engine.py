@@ -95,7 +95,9 @@ def real_vllm() -> Iterator[dict[str, Any]]:
         kept["engine"].close()
 
 
-SAMPLERS = [*(name for name in SETTINGS if name not in ("real-vllm", "vllm-collective")), REAL]
+# Of the servers' clients one is tried in the quick part.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("http", "sglang")]
+SAMPLERS = ["native", "hf", "vllm", *SLOW, REAL]
 # vLLM's client with another weight sync: it samples as "vllm" does, so it is in the tests that send weights only.
 with_every_sync = pytest.mark.parametrize("rig", [*SAMPLERS, "vllm-collective"], indirect=True)
 

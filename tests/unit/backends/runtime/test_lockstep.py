@@ -63,6 +63,7 @@ def continued(request: Request, left: Unfinished) -> Request:
     return replace(request, begun=left if left.token_ids else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("keep_cache", [False, True])
 def test_cut_responses_continue_with_true_versions(count: int, keep_cache: bool, tiny_llama: Path) -> None:

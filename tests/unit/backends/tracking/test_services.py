@@ -336,6 +336,7 @@ def test_what_a_service_has_is_not_sent_again(tmp_path: Path) -> None:
     assert in_mlflow(tmp_path)[0]["reward/mean"] == curves_in(tmp_path)["reward/mean"]
 
 
+@pytest.mark.slow
 def test_wandb_without_a_key_says_so_and_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     for name in ("WANDB_API_KEY", "WANDB_MODE"):

@@ -331,6 +331,7 @@ def test_prompt_slots_that_stragglers_hold_are_waited_for(tiny_llama: Path) -> N
 CUTS = [{}, {"temperature": 0.5}, {"top_k": 10}, {"top_p": 0.7}, {"min_p": 0.2}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CUTS, ids=str)
 def test_frequencies_of_20_000_samples_are_those_of_the_models_softmax(
     tiny_llama: Path, options: dict[str, float]

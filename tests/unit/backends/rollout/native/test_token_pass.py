@@ -185,6 +185,7 @@ def prefilled(token_pass: TokenPass, prompts: list[torch.Tensor], known: int) ->
     return logits, torch.cat([logprobs[start : end - 1] for start, end, _, _ in parts])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAST)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("known", [0, 7])
