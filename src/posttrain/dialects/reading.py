@@ -84,6 +84,7 @@ def read_dialect(
         if row is None or row.status == "mapped":
             reader.problem(f"{key} must be given: ??? stands in its place", key=key)
     fields = _fields(dialect, reader, entry.name)
+    _leave_out_what_is_off(reader)
     words = Words(ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words, here=here) | _our_fields(reader)
     config, found = validate(nested(fields), words.sources, entry.root)
@@ -284,6 +285,13 @@ def _fields(dialect: Dialect, reader: Reader, entry: str) -> dict[str, Any]:
         if not reader.bad:
             raise
         raise ConfigError(sorted(reader.problems, key=lambda problem: reader.order(problem.field))) from None
+
+
+def _leave_out_what_is_off(reader: Reader) -> None:
+    """Drop what is planned or refused below a section that the rules ignore: it is off, and reported with the section."""
+    off = {each.key for each in reader.ignored}
+    reader.unsupported[:] = [each for each in reader.unsupported if off.isdisjoint(parents(each.field))]
+    reader.problems[:] = [each for each in reader.problems if not each.refused or off.isdisjoint(parents(each.field))]
 
 
 def _direct(reader: Reader) -> dict[str, Any]:

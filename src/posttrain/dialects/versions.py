@@ -50,7 +50,7 @@ def find_version(ledger: Ledger, written: Mapping[str, Any], overrides: Sequence
     misfits = {version: _misfits(table, version, file, overrides, ledger) for version, table in tables.items()}
     least = min((len(keys) for keys in misfits.values()), default=0)
     said = _checkout() if ledger.dialect == "verl" else ""
-    number = ".".join(said.split(".")[:2])
+    number = _number(said)
     if number != ledger.version and misfits.get(number) == []:
         return FoundVersion(version=number, keys=(), checkout=said)
     if ledger.version not in misfits or len(misfits[ledger.version]) == least:
@@ -59,6 +59,15 @@ def find_version(ledger: Ledger, written: Mapping[str, Any], overrides: Sequence
     version = max(best, key=lambda one: (_own_values(tables[one], file), ledger.versions.index(one)))
     fits = set(misfits[version])
     return FoundVersion(version=version, keys=tuple(key for key in misfits[ledger.version] if key not in fits))
+
+
+def checkout_version() -> str:
+    """The version of verl, such as 0.2, of the checkout in the current folder; "" outside of one."""
+    return _number(_checkout())
+
+
+def _number(said: str) -> str:
+    return ".".join(said.split(".")[:2])
 
 
 def _checkout() -> str:

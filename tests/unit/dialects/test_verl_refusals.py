@@ -824,3 +824,24 @@ def test_a_fix_that_verl_has_no_key_for_is_written_in_our_section():
     assert words is not None
     text = words.text("use data.templated_prompts=raw and data.shuffle=false")
     assert text == "use +posttrain.data.templated_prompts=raw and data.shuffle=false"
+
+
+def test_what_is_planned_or_refused_in_a_section_that_is_off_is_a_note() -> None:
+    overrides = ("reward_model.model.type=generative", "reward_model.enable=False")
+    off = read_dialect(DIALECT, None, overrides)
+    assert not [each for each in off.unsupported if each.field == "reward_model.model.type"]
+    assert any(each.key == "reward_model.model" for each in off.ignored)
+    on = read_dialect(DIALECT, None, ("reward_model.model.type=generative", "reward_model.enable=True"))
+    assert [each.field for each in on.unsupported] == ["reward_model.model.type"]
+
+
+def test_a_fork_of_an_old_verl_takes_a_mini_batch_above_its_step(tmp_path, monkeypatch) -> None:
+    """Its trainer has no check, and the actor splits what there is; its keys may be those of a later version."""
+    overrides = (f"{A}.ppo_mini_batch_size=16", "data.train_batch_size=8", "trainer.n_gpus_per_node=1")
+    monkeypatch.chdir(tmp_path)
+    said = [each.what for each in read_dialect(DIALECT, None, overrides, version="0.4").problems]
+    assert any("more than an iteration has" in what for what in said)
+    (tmp_path / "verl/version").mkdir(parents=True)
+    (tmp_path / "verl/version/version").write_text("0.2.0.post2")
+    said = [each.what for each in read_dialect(DIALECT, None, overrides, version="0.4").problems]
+    assert not any("more than an iteration has" in what for what in said)

@@ -11,6 +11,7 @@ from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
 from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
 from posttrain.dialects.verl.strategies import MEGATRON
+from posttrain.dialects.versions import checkout_version
 
 _BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
 _BY_COUNT = "read with use_dynamic_bsz only"
@@ -166,7 +167,9 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
     prompts, samples, mini = step.size, step.samples, keys[key]
     if not all_are_counts(prompts, samples, mini):
         return int(mini)  # refused as a RunConfig
-    if mini > prompts and (keys.ledger.version in OLD or keys[f"{ACTOR}.use_dynamic_bsz"]):
+    # A fork of an old verl may have keys of a later one
+    is_old = keys.ledger.version in OLD or checkout_version() in OLD
+    if mini > prompts and (is_old or keys[f"{ACTOR}.use_dynamic_bsz"]):
         keys.warn(f"{key}={mini} is more than the {prompts} {step.unit} of an iteration, which are one mini-batch then")
         mini = prompts
     if mini > prompts:
