@@ -68,9 +68,11 @@ def _bounded(text: str, kind: type, least: float, most: float) -> type[Bounded]:
     return type(text, (Bounded,), {"kind": kind, "least": least, "most": most})
 
 
-@cache
 def type_text(type: Any) -> str:
-    """A type as the tables and messages print it: ``int | null``, ``one of a, b``."""
+    """A type as the tables and messages print it: ``int | null``, ``one of a, b``.
+
+    Not cached by the type: unions of the same parts in another order are equal, and are printed otherwise.
+    """
     if type is types.NoneType:
         return "null"
     if get_origin(type) is Literal:
