@@ -22,7 +22,10 @@ PLAIN = (
     *("--dialect", "verl", "data.train_files=a.parquet", "algorithm.adv_estimator=grpo", f"{R}.n=4"),
     *(f"{A}.ppo_micro_batch_size_per_gpu=8", f"{R}.log_prob_micro_batch_size_per_gpu=8"),
 )
-SAMPLED = "+reward_model.model.type=generative"
+SAMPLED = (
+    *("reward_model.enable=True", "reward_model.model.path=judge", "reward_model.micro_batch_size_per_gpu=8"),
+    "+reward_model.model.type=generative",
+)
 JUDGE = f"+{R}.chat_scheduler=mine.py"
 
 
@@ -49,7 +52,7 @@ def test_a_plan_ends_with_what_it_comes_to(posttrain: Run, monkeypatch: pytest.M
 
 
 def test_a_plan_of_what_does_not_train_exits_with_2_and_lists_why(posttrain: Run) -> None:
-    code, out, _ = posttrain("plan", "--skip-files", "--here", *PLAIN, SAMPLED)
+    code, out, _ = posttrain("plan", "--skip-files", "--here", *PLAIN, *SAMPLED)
     *_, line, reason = out.splitlines()
     assert (code, line) == (2, "does not train: 1 thing")
     assert reason.startswith("  1. reward_model.model.type is planned")
@@ -59,7 +62,7 @@ def test_programs_read_the_same(posttrain: Run) -> None:
     arguments = ("plan", "--skip-files", "--here", "--json", *PLAIN)
     code, out, _ = posttrain(*arguments)
     assert (code, json.loads(out)["trains"], json.loads(out)["verdict"]) == (0, True, "trains here")
-    code, out, _ = posttrain(*arguments, SAMPLED)
+    code, out, _ = posttrain(*arguments, *SAMPLED)
     assert (code, json.loads(out)["trains"]) == (2, False)
     code, out, err = posttrain(*arguments, f"{A}.ppo_mini_batch_size=3", f"{A}.optim.lr=high")
     plan = json.loads(out)
@@ -81,7 +84,7 @@ def test_a_library_that_is_not_installed_is_no_reason() -> None:
 
 
 def test_a_translation_keeps_what_it_lost(posttrain: Run, tmp_path: Path) -> None:
-    code, out, err = posttrain("translate", "--here", *PLAIN, SAMPLED, JUDGE)
+    code, out, err = posttrain("translate", "--here", *PLAIN, *SAMPLED, JUDGE)
     assert code == 0 and "not translated: actor_rollout_ref.rollout.chat_scheduler is refused" in err
     assert [entry["key"] for entry in yaml.safe_load(out)["untranslated"]] == [
         f"{R}.chat_scheduler",
