@@ -5,9 +5,9 @@
 ``colocate`` and ``one_step`` decide by passes and by steps: metrics, samples and every checkpoint, ``ahead.json`` too, have the
 bytes of a run that was left alone, and so has schedule.jsonl. Most kills are of runs in one process, which is forked after torch
 is imported; the others are of the drivers of runs with workers of Ray. There ``separate``, with a sampler of its own, decides
-when responses end, so only its records are looked at. In each of them what was admitted is what was consumed, filtered or
-dropped, each group once; a step's samples are those of the groups that it consumed; no more groups are ahead than the bound
-allows, and none is older.
+when responses end, so only its records are looked at, as are those of a run whose environments are processes. In each of them
+what was admitted is what was consumed, filtered or dropped, each group once; a step's samples are those of the groups that it
+consumed; no more groups are ahead than the bound allows, and none is older; and episodes have all of their turns, each once.
 """
 
 from __future__ import annotations
@@ -40,14 +40,20 @@ CORRECTED = {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}}
 RAGGED = {"stop_token_ids": list(range(0, 256, 8)), "max_response_tokens": 24}
 REFILL = {"strategy": "refill", "above_std": 0.3, "max_batches": 50}
 COLOCATE = {"mode": "colocate", "max_staleness_steps": 2}
+# Episodes of several turns, which are saved between turns and in the middle of one.
+ENVIRONMENTS = Path(__file__).parents[1] / "unit/steps/counting_env.py"
+TURNS: Sections = {"rollout": RAGGED | {"max_response_tokens": 8}, "reward": {"terms": []}, "asynchronous": COLOCATE}
 GROUPS = 2  # of a step
 KINDS: dict[str, Sections] = {
     "colocate": {"asynchronous": COLOCATE},
     "colocate, refilled": {"asynchronous": COLOCATE, "group_filter": REFILL},
     "colocate, dropping": {"asynchronous": COLOCATE | {"max_staleness_steps": 1, "on_stale": "drop"}},
+    "colocate, in turns": {**TURNS, "environment": {"name": f"{ENVIRONMENTS}:Counting", "workers": 0}},
+    "colocate, two players": {**TURNS, "environment": {"name": f"{ENVIRONMENTS}:Asking", "workers": 2}},
     "one_step": {"asynchronous": {"mode": "one_step"}},
     "one_step, refilled": {"asynchronous": {"mode": "one_step"}, "group_filter": REFILL},
 }
+TIMED = {"colocate, two players"}  # environments in processes answer when they answer: no two runs are equal
 UNDER_RAY: dict[str, tuple[str, dict[str, Any]]] = {  # by mode, a layout of cluster.py and the section asynchronous
     "separate": ("rollout", {"mode": "separate", "max_staleness_steps": 2}),
     "one_step": ("rollout", {"mode": "one_step"}),
@@ -99,7 +105,8 @@ def in_one_process(folder: Path, model: Path, kind: str, *, kills: int, seed: in
     whole, killed = Path(straight.folder), Path(config.folder)
     hit = killing.run_with_kills(lambda: train_run(config), killed, whole, kills=kills, seed=seed)
     bound = int(config.asynchronous.max_staleness_steps)
-    return hit, differences(killed, whole) + record_problems(killed, steps, bound)
+    compared = [] if kind in TIMED else differences(killed, whole)
+    return hit, compared + record_problems(killed, steps, bound) + episode_problems(killed, steps)
 
 
 def differences(killed: Path, whole: Path) -> list[str]:
@@ -177,6 +184,18 @@ def record_problems(folder: Path, steps: int, bound: int) -> list[str]:
         each = len(rows) // max(len(trained.get(step, [])), 1)
         if prompts.total() != GROUPS or sampled != Counter({name: each * count for name, count in prompts.items()}):
             problems.append(f"the samples of step {step} are not those of the groups that it consumed")
+    return problems
+
+
+def episode_problems(folder: Path, steps: int) -> list[str]:
+    """Check that every episode of counting_env.py has its three turns of the policy."""
+    problems = []
+    for step in range(1, steps + 1):
+        for row in map(json.loads, (folder / f"samples/step_{step}.jsonl").read_text().splitlines()):
+            if "environment" in row and len(row["turns"]) != 3:
+                problems.append(
+                    f"the episode of {row['sample_id']} has {len(row['turns'])} turns: {row['environment']}"
+                )
     return problems
 
 
