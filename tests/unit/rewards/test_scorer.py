@@ -26,9 +26,18 @@ import os, time
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     if solution_str == "crash":
         os._exit(1)
-    if solution_str == "slow":
-        time.sleep(0.3)
+    if solution_str == "waits":
+        return {"score": waits()}
     return {"score": float(solution_str == ground_truth), "days": extra_info["day"].day}
+
+def waits():
+    folder = os.path.dirname(__file__)
+    open(os.path.join(folder, "began"), "w").close()
+    for _ in range(6000):
+        if os.path.exists(os.path.join(folder, "go on")):
+            return 1.0
+        time.sleep(0.01)
+    return 0.0
 
 def lengths(data_sources, solution_strs, ground_truths, extra_infos, factor=1):
     if "raise" in solution_strs:
@@ -114,15 +123,14 @@ def test_a_worker_gives_what_the_function_itself_gives(start: Any, path: str) ->
 
 def test_a_group_is_scored_while_others_are_still_to_come(start: Any, path: str) -> None:
     scorer = start({"name": "compute_score", "path": path})
-    slow, late = group("a", "slow", "12"), group("b", "12")
-    begun = time.monotonic()
-    scorer.begin(slow)
-    assert time.monotonic() - begun < 0.2  # it did not wait
-    time.sleep(0.6)
-    asked = time.monotonic()
-    first, second = scorer.score([slow, late])
-    assert time.monotonic() - asked < 0.25  # nor does this
-    assert [outcome.value for outcome in (*first, *second)] == [0.0, 1.0, 1.0]
+    early, late = group("a", "waits", "12"), group("b", "12")
+    scorer.begin(early)  # were this to wait for the score, "go on" would come too late for it
+    began = Path(path).with_name("began")
+    while not began.exists():
+        time.sleep(0.01)
+    Path(path).with_name("go on").touch()
+    first, second = scorer.score([early, late])
+    assert [outcome.value for outcome in (*first, *second)] == [1.0, 1.0, 1.0]
 
 
 def test_groups_that_are_not_wanted_in_the_end_are_forgotten(start: Any, path: str) -> None:
@@ -179,7 +187,7 @@ def test_the_same_prompt_twice_in_a_step(start: Any, path: str) -> None:
     [
         (("fewer", "x"), "wrong_length", "lengths: returned 1 values for 2 responses"),
         (("none", "x"), "wrong_length", "lengths: returned None; a list of 2 is expected"),
-        (("raise", "x"), "exception", "mine.py:13: KeyError: 'oops'"),
+        (("raise", "x"), "exception", "mine.py:22: KeyError: 'oops'"),
         (("hang", "x"), "timeout", "no answer within 0.5 s"),
         (("end", "x"), "crashed", "the process ended with exit code 1"),
     ],

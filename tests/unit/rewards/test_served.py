@@ -214,25 +214,25 @@ def test_a_server_that_is_not_there() -> None:
     assert reason(result) == "http_connection" and local.url in str(result)
 
 
-@pytest.mark.parametrize("slow", [Said({"score": 1}, after_s=2.0), Said({"score": 1}, drip_s=0.2)])
+@pytest.mark.parametrize("slow", [Said({"score": 1}, after_s=30.0), Said({"score": 1}, drip_s=3.0)])
 def test_the_deadline_holds_for_the_whole_answer(slow: Said) -> None:
     with serving(in_turn(slow)) as local:
         start = time.monotonic()
         assert reason(outcome(built_in("http", {"url": local.url, "timeout_s": 0.3}))) == "http_timeout"
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 15
 
 
 def test_the_server_says_when_to_come_back() -> None:
     with serving(in_turn(Said(status=429, headers={"Retry-After": "1"}), Said({"score": 1}))) as local:
         start = time.monotonic()
         assert outcome(built_in("http", {"url": local.url})) == 1.0
-        assert 1.0 <= time.monotonic() - start < 1.8
+        assert time.monotonic() - start >= 1.0
     with serving(
         in_turn(Said(status=429, headers={"Retry-After": "3600"}))
     ) as local:  # beyond the deadline: not waited for
         start = time.monotonic()
         assert reason(outcome(built_in("http", {"url": local.url}))) == "http_status"
-        assert time.monotonic() - start < 0.5 and len(local.asked) == 1
+        assert time.monotonic() - start < 1800 and len(local.asked) == 1
 
 
 def test_a_date_as_retry_after() -> None:
@@ -258,7 +258,7 @@ def test_only_so_many_requests_at_once() -> None:
         took = time.monotonic() - start
     assert results == [float(number) for number in range(16)]
     assert local.most_at_once == 4
-    assert 0.4 <= took < 1.5  # 16 x 0.1 s / 4 at once = 0.4 s; one by one 1.6 s
+    assert took >= 0.4  # 16 x 0.1 s / 4 at once
 
 
 def test_a_failure_is_that_of_its_response_alone() -> None:
@@ -505,10 +505,10 @@ def test_a_pattern_of_the_users_own(extract: str, text: str, verdict: float | st
 
 
 def test_a_long_line_is_read_in_linear_time() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(NotScored):
         last_line_verdict("a" * 1_000_000)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 5  # a quadratic one would take an hour
 
 
 def test_a_judge_without_a_reference() -> None:
@@ -601,20 +601,18 @@ def test_a_response_that_another_term_cannot_score_is_not_asked_about() -> None:
 
 
 def test_servers_are_asked_while_other_groups_are_still_to_come(tmp_path: Path) -> None:
-    """Each answer takes 0.2 s; four responses, two at once: 0.4 s, which are over when the groups are scored. Two terms, one
-    after the other for each response."""
-    with serving(in_turn(Said({"score": 1}, after_s=0.2))) as local:
+    """Four responses, two at once; the answers come only when the first two have been asked for."""
+    go_on = threading.Event()
+    with serving(lambda asked: Said({"score": float(go_on.wait(60))})) as local:
         options = {"url": local.url, "concurrency": 2, "cache": "off"}
         scorer = start_scorer(RewardConfig(terms=[{"name": "http", "options": options}]))
         groups = [group("a", "1", "2"), group("b", "3", "4")]
-        begun = time.monotonic()
         for each in groups:
-            scorer.begin(each)
-        assert time.monotonic() - begun < 0.1  # it did not wait
-        time.sleep(0.7)
-        asked = time.monotonic()
+            scorer.begin(each)  # were this to wait for the scores, they would be 0
+        while len(local.asked) < 2:
+            time.sleep(0.01)
+        go_on.set()
         outcomes = scorer.score(groups)
-        assert time.monotonic() - asked < 0.1  # nor does this
         scorer.close()
     assert [outcome.value for each in outcomes for outcome in each if isinstance(outcome, Reward)] == [1.0] * 4
     assert local.most_at_once == 2 and len(local.asked) == 4
@@ -690,14 +688,14 @@ def test_a_pattern_that_takes_long_on_one_answer_costs_the_others_nothing(monkey
 
 
 def test_closing_gives_up_what_is_under_way() -> None:
-    with serving(in_turn(Said({"score": 1}, after_s=3.0))) as local:
+    with serving(in_turn(Said({"score": 1}, after_s=60.0))) as local:
         scorer = start_scorer(RewardConfig(terms=[{"name": "http", "options": {"url": local.url, "concurrency": 1}}]))
         scorer.begin(group("a", "1", "2", "3"))
         while not local.asked:
             time.sleep(0.01)
         begun = time.monotonic()
         scorer.close()
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 30
     assert len(local.asked) == 1
 
 

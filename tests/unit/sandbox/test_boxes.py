@@ -425,7 +425,7 @@ def test_limits(name: str) -> None:
     done = box(source, timeout_s=0.6, output_bytes=1 << 20)
 
     assert done.ended == ended
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert len(done.stdout) <= 1 << 20
     assert box("print('next')").stdout == b"next\n"
 

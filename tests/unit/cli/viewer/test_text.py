@@ -48,9 +48,9 @@ class TestSampleFile:
     def test_opening_ten_thousand_samples_parses_none(self, tmp_path: Path) -> None:
         path = tmp_path / "step_1.jsonl"
         path.write_text((json.dumps({"response": "x" * 2000}) + "\n") * 10_000)  # 20 MB
-        start = time.perf_counter()
+        start = time.process_time()
         assert len(SampleFile(path)) == 10_000
-        assert time.perf_counter() - start < 0.5  # 0.02 s on a machine at rest
+        assert time.process_time() - start < 0.5  # 0.02 s on a machine at rest
 
 
 class TestSearch:

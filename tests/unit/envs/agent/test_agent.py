@@ -383,7 +383,7 @@ def test_the_address_is_for_those_who_know_the_token() -> None:
     finally:
         before = time.monotonic()
         listener.close()
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 20
 
 
 def test_the_policy_as_another_player_is_neither_trained_nor_counted(made: Callable[..., InTurns]) -> None:
