@@ -11,7 +11,8 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="FILE [KEY=VALUE]",
-        help="A YAML file, or a launch script (run.sh), then overrides: policy.optimizer.lr=1e-5.",
+        help="A YAML file, or a launch script (run.sh), then overrides: policy.optimizer.lr=1e-5; "
+        "for what a script leaves open, --set NAME=VALUE (--set 1=VALUE for its $1).",
     ),
 ]
 Dialect = Annotated[

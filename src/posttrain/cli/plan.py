@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,7 +81,7 @@ def plan(
             raise typer.Exit(RequestError.exit_code)
         return
     try:
-        trains = _plan(
+        trains = _plan_each(
             arguments or [], dialect, here=here, drop_unknown=drop_unknown, look=not skip_files, as_json=json
         )
     except RequestError as error:
@@ -88,6 +90,35 @@ def plan(
         raise
     if not trains:
         raise typer.Exit(RequestError.exit_code)
+
+
+def _plan_each(
+    arguments: list[str], dialect: str | None, *, here: bool, drop_unknown: bool, look: bool, as_json: bool
+) -> bool:
+    """Print the plan, or those of all trainers that a launch script calls. Returns: True where all of them train.
+
+    Raises: RequestError with the problems of all of them.
+    """
+    from posttrain.dialects.scripts.launch import SeveralTrainers
+
+    plan_one = partial(_plan, dialect=dialect, here=here, drop_unknown=drop_unknown, look=look, as_json=as_json)
+    try:
+        return plan_one(arguments)
+    except SeveralTrainers as several:
+        if as_json:
+            raise
+        names = several.names
+    trains, problems = [], []
+    for name in names:
+        typer.echo(f"{name}\n")
+        try:
+            trains.append(plan_one([name, *arguments[1:]]))
+        except RequestError as error:
+            problems += [replace(problem, what=f"{name}: {problem.what}") for problem in error.problems]
+        typer.echo("")
+    if problems:
+        raise RequestError(list(dict.fromkeys(problems)))
+    return all(trains)
 
 
 def _plan(

@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import counts_devices, drops_whatever_it_is, is_shipped, read_config, takes_text
+from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.launch import is_script, read_script
@@ -122,6 +122,28 @@ def _key_meant(arguments: Sequence[str], dialect: str | None, name: str) -> str:
     return found[1] if found else name
 
 
+def take_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Take ``--set NAME=VALUE`` out of the arguments. Returns: the others, and the values.
+
+    Raises: ConfigError for a setting that is no NAME=VALUE.
+    """
+    rest: list[str] = []
+    given: dict[str, str] = {}
+    words = iter(arguments)
+    for word in words:
+        if word != "--set" and not word.startswith("--set="):
+            rest.append(word)
+            continue
+        name, equals, value = (next(words, "") if word == "--set" else word.removeprefix("--set=")).partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[1-9]\d?", name):
+            what = f"--set {name} is no NAME=VALUE of a variable, or NUMBER=VALUE of an argument"
+            raise ConfigError(
+                Problem(what, fix="write --set MODEL_PATH=/models/mine, or --set 1=8 for the script's $1")
+            )
+        given[name] = value
+    return rest, given
+
+
 def _none(dialect: str, key: str) -> bool:
     return False
 
@@ -146,11 +168,19 @@ def load_request(
     Raises: RequestError for unknown options and for files that cannot be read.
     """
     notes: tuple[str, ...] = ()
+    arguments, given = take_settings(arguments)
+    if given and not (arguments and is_script(arguments[0])):
+        what = "--set gives variables of a launch script, and there is none"
+        raise ConfigError(
+            Problem(what, fix="write the key: KEY=VALUE; or name the script first: run.sh --set NAME=VALUE")
+        )
     if arguments and is_script(arguments[0]):
         launch = read_script(
             arguments[0],
             arguments[1:],
-            leaves_out=drops_whatever_it_is if drop_unknown else _none,
+            given=given,
+            passes_guards=skip_files,
+            leaves_out=partial(has_no_effect, drop_unknown=drop_unknown),
             takes_names=takes_text if skip_files else _none,
             counts_devices=counts_devices if here else _none,
         )

@@ -234,13 +234,22 @@ def _ledger(dialect: str) -> Ledger:
     return ledger
 
 
-def drops_whatever_it_is(dialect: str, key: str) -> bool:
-    """Tell whether ``--drop-unknown`` leaves out a key whatever its value is."""
+def has_no_effect(dialect: str, key: str, empty: bool, *, drop_unknown: bool = False) -> str:
+    """Say why a key has no effect whatever its value is; "" for one that has.
+
+    Args: ``empty``: an unset variable leaves its value empty in a shell. ``drop_unknown`` leaves out keys of no version.
+    """
     from posttrain.dialects.known import Known
     from posttrain.dialects.own_keys import drops_any_value
 
     ledger = _ledger(dialect)
-    return drops_any_value(key, Known(ledger, ledger))
+    row = ledger.find(key)
+    if row is not None and row.status == "ignored" and not row.by_rule:
+        return "it has no effect here"
+    if row is not None and row.status in ("refused", "planned") and empty:
+        return "empty it asks for nothing"
+    drops = drop_unknown and drops_any_value(key, Known(ledger, ledger))
+    return f"no version of {dialect} has it" if drops else ""
 
 
 def takes_text(dialect: str, key: str) -> bool:

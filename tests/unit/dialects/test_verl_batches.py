@@ -297,6 +297,18 @@ def test_sizes_below_one_sequence_count_only_where_they_are_read() -> None:
     assert not read_dialect(DIALECT, None, [*few, f"{A}.use_dynamic_bsz=True"], version="0.2").problems
 
 
+def test_on_the_one_device_of_here_sizes_need_not_split_over_the_devices_of_the_file() -> None:
+    """300 x 1 = 300 sequences do not split over 7 devices, and 16 // 32 = 0; on one device there is nothing to split."""
+    odd = [*FILES, "algorithm.adv_estimator=gae", "data.train_batch_size=300", "trainer.n_gpus_per_node=7"]
+    odd += [f"{A}.ppo_mini_batch_size=150", f"{A}.ppo_micro_batch_size=4", f"{R}.log_prob_micro_batch_size=4"]
+    odd += ["critic.ppo_micro_batch_size=4", f"{R}.n=1", f"{R}.tensor_model_parallel_size=1"]
+    assert any("do not split over 7 devices" in each.what for each in read_dialect(DIALECT, None, odd).problems)
+    loaded = read_dialect(DIALECT, None, odd, here=True)
+    assert loaded.problems == ()
+    assert (loaded.config.data.prompts_per_step, loaded.config.policy.sequences_per_mini_batch) == (300, 150)
+    assert sum("--here has one" in each or "fewer than one each" in each for each in loaded.warnings) == 4
+
+
 @pytest.mark.parametrize(("version", "update", "updates"), [("0.1", 256, 20), ("0.2", 256, 20), ("0.4", 1280, 4)])
 def test_the_critic_of_early_versions_counts_sequences(version: str, update: int, updates: int) -> None:
     """1024 x 5 = 5120 sequences of a step: 20 mini-batches of 256 sequences, or 4 of 256 prompts."""

@@ -50,7 +50,7 @@ def arithmetic(shell: Shell, text: str, line: int) -> str:
         return str(number)
     unset = [name for name in re.findall(r"\b[A-Za-z_]\w*", text) if name not in shell.variables]
     if unset:
-        return shell.hole(f"${unset[0]} of line {line} is not set", f"export {unset[0]}=..., or set it in the script")
+        return shell.hole(f"${unset[0]} of line {line} is not set", f"--set {unset[0]}=..., or export it")
     return shell.hole(f"$(({text.strip()})) of line {line} cannot be computed", "write its value into the script")
 
 
@@ -189,6 +189,9 @@ class _Reader:
         """The number of a variable, whose text is an expression of its own."""
         given = self.shell.variables.get(name)
         text = given.get("0", "") if isinstance(given, dict) else given
+        self.shell.read.add(name)
+        if text is not None and HOLE.search(text):
+            text = self.shell.given.get(name, text)
         if "[" in name or text is None or HOLE.search(text) or self.depth > 10:
             raise _Unknown
         return _Reader(self.shell, _tokens(text), self.depth + 1).whole() if text.strip() else 0

@@ -50,7 +50,7 @@ def follow_list(shell: Shell, node: Node) -> Truth:
         return shell.follow(shell, right)
     if status is None:
         return either_way(shell, [[right]], node, sign, may_skip=True)
-    return shell.follow(shell, right) if status == (sign == "&&") else status
+    return _branch(shell, [right]) if status == (sign == "&&") else status
 
 
 def follow_if(shell: Shell, node: Node) -> Truth:
@@ -68,10 +68,20 @@ def follow_if(shell: Shell, node: Node) -> Truth:
     for number, (condition, then_part) in enumerate(branches):
         truth = body(shell, condition) if condition else True
         if truth:
-            return body(shell, then_part)
+            return _branch(shell, then_part)
         if truth is None:
             return either_way(shell, [part for _, part in branches[number:]], node, "if", branches[-1][0] != [])
     return True
+
+
+def _branch(shell: Shell, nodes: Iterable[Node]) -> Truth:
+    """Follow the statements of a branch, up to an ``exit`` of a guard that is passed."""
+    try:
+        return body(shell, nodes)
+    except Leave as left:
+        if not shell.passes(left):
+            raise
+        return None
 
 
 def either_way(shell: Shell, parts: list[list[Node]], node: Node, kind: str, may_skip: bool) -> Truth:
@@ -202,7 +212,7 @@ def follow_case(shell: Shell, node: Node) -> Truth:
     for item in items:
         patterns = [pattern_of(shell, child) for child in item.children_by_field_name("value")]
         if any(pattern is not None and fnmatchcase(value, pattern) for pattern in patterns):
-            return body(shell, _item_body(item))
+            return _branch(shell, _item_body(item))
         if None in patterns:
             return either_way(shell, [_item_body(each) for each in items], node, "case", may_skip=True)
     return True

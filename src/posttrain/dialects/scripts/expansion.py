@@ -107,7 +107,9 @@ def _quoted(shell: Shell, node: Node) -> list[Piece]:
     for child in node.named_children:
         if child.type == "string_content":
             continue
-        literal(child.start_byte - begin)
+        # Behind the end of a line the parser takes blanks for a part of the parameter.
+        blanks = max(child.text.find(b"$"), 0) if child.type in ("simple_expansion", "expansion") else 0
+        literal(child.start_byte - begin + blanks)
         place = child.end_byte - begin
         if child.type in ("simple_expansion", "expansion"):
             found.extend(_parameter(shell, child, quoted=True))
@@ -121,6 +123,7 @@ def _quoted(shell: Shell, node: Node) -> list[Piece]:
 
 def _parameter(shell: Shell, node: Node, *, quoted: bool) -> list[Piece]:
     text = source(node)
+    text = text[max(text.find("$"), 0) :]
     inside = text[2:-1] if text.startswith("${") else text[1:]
     value = parameter(
         shell, inside, shell.line(node), lambda word: operand(shell, word, shell.line(node), quoted=quoted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.dialects.scripts.base_files import arguments_of
@@ -13,7 +13,7 @@ from posttrain.dialects.scripts.commands import run_text, substitute
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import Trainer, trainer_of
-from posttrain.errors import ConfigError, Problem
+from posttrain.errors import ConfigError, Problem, did_you_mean
 
 _NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
 
@@ -28,6 +28,14 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
+class SeveralTrainers(ConfigError):
+    """A script calls more than one trainer; ``names`` are the words that choose one each, such as run.sh#2."""
+
+    def __init__(self, problem: Problem, names: tuple[str, ...]):
+        super().__init__(problem)
+        self.names = names
+
+
 def is_script(word: str) -> bool:
     """True for run.sh, and for run.sh#2, the second trainer that a script calls."""
     return word.endswith(".sh") or _NUMBERED.fullmatch(word) is not None
@@ -39,7 +47,9 @@ def read_script(
     environment: Mapping[str, str] | None = None,
     *,
     folder: Path | None = None,
-    leaves_out: Callable[[str, str], bool] = lambda dialect, key: False,
+    given: Mapping[str, str] | None = None,
+    passes_guards: bool = False,
+    leaves_out: Callable[[str, str, bool], str] = lambda dialect, key, empty: "",
     takes_names: Callable[[str, str], bool] = lambda dialect, key: False,
     counts_devices: Callable[[str, str], bool] = lambda dialect, key: False,
 ) -> Launch:
@@ -47,9 +57,12 @@ def read_script(
 
     Args: ``arguments`` stand behind the script: its ``$1`` ... and ``$@``; overrides that the script does not pass on
         are added to the trainer's. ``environment`` holds the exported variables, by default those of this process.
-        ``folder`` is the one that the script is started in, by default the current one. ``leaves_out`` tells for a dialect and a
-        key whether it does not count, so that its value may stay unknown; ``takes_names`` whether the name of a variable that is
-        not set, or of a program whose output is meant, may stand for its value, as in a path that need not exist;
+        ``folder`` is the one that the script is started in, by default the current one. ``given`` holds values of variables,
+        and of arguments by their numbers, that the script leaves open. ``passes_guards`` reads on behind a condition that ends
+        the script before it calls a trainer, such as one on its arguments or on a file. ``leaves_out`` tells for a dialect, a
+        key, and whether its value is empty, why it does not count, so that its value may stay unknown; "" where it does.
+        ``takes_names`` tells whether the name of a variable that is not set, or of a program whose output is meant, may stand
+        for the value of a key, as in a path that need not exist;
         ``counts_devices`` whether it counts devices, of which there is one, so that an unknown number is 1.
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
@@ -60,24 +73,64 @@ def read_script(
         text = file.expanduser().read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(Problem(f"the script {file} cannot be read: {error.strerror}")) from None
-    shell = new_shell(file, list(arguments), os.environ if environment is None else environment)
-    shell.substitute, shell.follow = substitute, statement
-    if folder is not None:
-        shell.folder = folder
-    try:
-        run_text(shell, text)
-    except Leave:
-        pass
-    except RecursionError:
-        raise ConfigError(Problem(f"the script {file} is nested too deeply to be read")) from None
+    surroundings = os.environ if environment is None else environment
+
+    def read(passing: bool) -> Shell:
+        shell = new_shell(file, list(arguments), surroundings, given)
+        shell.substitute, shell.follow, shell.passes_guards = substitute, statement, passing
+        if folder is not None:
+            shell.folder = folder
+        try:
+            run_text(shell, text)
+        except Leave:
+            pass
+        except RecursionError:
+            raise ConfigError(Problem(f"the script {file} is nested too deeply to be read")) from None
+        return shell
+
+    shell = read(False)
+    if shell.ended and not trainer_calls(shell):
+        further = read(True)
+        if trainer_calls(further):
+            if not passes_guards:
+                raise ConfigError(_ends_early(shell, further, file))
+            shell = further
+    _check_given(shell, file, given or {})
     call, trainer = _chosen(shell, file, wanted)
     found, unknown = _launch(shell, call, trainer, arguments, leaves_out, takes_names, counts_devices)
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
         line=call.line,
-        notes=(*_lost_lines(call), *unknown),
+        notes=(*_lost_lines(call), *map(_guard_note, dict.fromkeys(shell.guards)), *unknown),
     )
+
+
+def _guard_note(where: str) -> str:
+    return f"the script ends at {where} unless its condition there is met, which a run needs; the plan reads on"
+
+
+def _ends_early(shell: Shell, further: Shell, file: Path) -> Problem:
+    """The problem of a script whose conditions are not met, with the values that its trainer's command leaves open."""
+    lacks = [hole.fix.partition(",")[0] for hole in further.holes if hole.unset]
+    fix = f"posttrain plan {file} {' '.join(dict.fromkeys(lacks))}" if lacks else "meet the condition of that line"
+    what = f"the script ends before it calls a trainer, at {file}:{shell.ended}"
+    return Problem(what, fix=f"{fix}; plan --skip-files reads on behind such conditions")
+
+
+def _check_given(shell: Shell, file: Path, given: Mapping[str, str]) -> None:
+    """Raises: ConfigError for a value of a variable that the script does not read."""
+    lacking = [
+        Problem(
+            f"the script {file} reads no ${name}",
+            where=f"--set {name}",
+            fix=did_you_mean(name, sorted(each for each in shell.read if not each.startswith("_"))),
+        )
+        for name in given
+        if name not in shell.read and "@" not in shell.read
+    ]
+    if lacking:
+        raise ConfigError(lacking)
 
 
 def trainer_calls(shell: Shell) -> list[tuple[Call, Trainer]]:
@@ -107,7 +160,8 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
         raise ConfigError(Problem(f"{file}#{wanted}: the script calls {len(calls)} trainers"))
     if len(calls) > 1 and not wanted:
         listed = ", ".join(f"{file}#{n} (line {call.line})" for n, (call, _) in enumerate(calls[:12], start=1))
-        raise ConfigError(Problem(f"{file} calls {len(calls)} trainers", fix=f"choose one: {listed}"))
+        names = tuple(f"{file}#{n}" for n in range(1, len(calls) + 1))
+        raise SeveralTrainers(Problem(f"{file} calls {len(calls)} trainers", fix=f"choose one: {listed}"), names)
     return calls[max(wanted, 1) - 1]
 
 
@@ -116,7 +170,7 @@ def _launch(
     call: Call,
     trainer: Trainer,
     given: Sequence[str],
-    leaves_out: Callable[[str, str], bool],
+    leaves_out: Callable[[str, str, bool], str],
     takes_names: Callable[[str, str], bool],
     counts_devices: Callable[[str, str], bool],
 ) -> tuple[tuple[str, ...], list[str]]:
@@ -131,9 +185,11 @@ def _launch(
         key, holes = _key(word), shell.holes_of(word)
         if holes and key and last[key] > number:
             continue  # another value follows
-        if holes and key and not HOLE.search(key) and leaves_out(trainer.dialect, key):
-            notes.append(f"{key} is left out: no version of {trainer.dialect} has it, and {holes[0].what}")
-            continue
+        if holes and key and not HOLE.search(key):
+            why = leaves_out(trainer.dialect, key, shell.as_tested(word.partition("=")[2]) == "")
+            if why:
+                notes.append(f"{key} is left out: {why}, and {holes[0].what}")
+                continue
         if holes and key and counts_devices(trainer.dialect, key):
             notes.append(f"{key} is 1, for the one device of --here: {holes[0].what}")
             word = f"{word.partition('=')[0]}=1"
@@ -149,7 +205,7 @@ def _launch(
         )
     )
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_at_once(shell, words, problems))
     words += given
     script = (Path.cwd() / shell.script).resolve()
     arguments = arguments_of(trainer, words, (call.folder, *script.parents), f"{shell.script}:{call.line}")
@@ -159,6 +215,15 @@ def _launch(
             what = f"{name} is written by the script itself, and reading a script writes nothing"
             raise ConfigError(Problem(what, where=f"{shell.script}:{line}", fix="write the file before, and name it"))
     return arguments, list(dict.fromkeys(notes))
+
+
+def _at_once(shell: Shell, words: Sequence[str], problems: list[Problem]) -> list[Problem]:
+    """The problems; where several values are not given, the last one's fix gives them together."""
+    unset = dict.fromkeys(f"--set {hole.unset}=..." for word in words for hole in shell.holes_of(word) if hole.unset)
+    if len(unset) < 2:
+        return problems
+    last = problems[-1]
+    return [*problems[:-1], replace(last, fix=f"{last.fix}; all of them: {' '.join(unset)}")]
 
 
 def _key(word: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fnmatch import translate
 
 from posttrain.dialects.scripts.arithmetic import computed
-from posttrain.dialects.scripts.state import HOLE, Shell
+from posttrain.dialects.scripts.state import HOLE, Shell, not_given
 
 _FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 # Variables that the shell itself sets.
@@ -74,6 +74,7 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return shell.hole(f"${name} is known only to a running shell", "write its value into the script")
     if name.isdigit():
         place = int(name)
+        shell.read.add(name)
         if place == 0:
             return str(shell.script)
         if place > len(shell.positional):
@@ -82,7 +83,10 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return shell.positional[place - 1]
     if name == "BASH_SOURCE":
         return str(shell.script)
+    shell.read.add(name)
     value = shell.variables.get(name)
+    if isinstance(value, str) and HOLE.search(value) and name in shell.given:
+        return shell.given[name]
     if isinstance(value, dict):
         if index == "@":
             return list(value.values())
@@ -114,7 +118,7 @@ def _changed(
     shell: Shell, name: str, value: str | list[str] | None, rest: str, line: int, operand: Operand
 ) -> str | list[str]:
     if not rest:
-        return value if value is not None else _unset(shell, name, line)
+        return value if value is not None else not_given(shell, name, line)
     bare = None if value is None else shell.as_tested(_text(value))
     default = re.fullmatch(r"(:?)([-=+?])(.*)", rest, re.DOTALL)
     if default is not None:
@@ -126,13 +130,13 @@ def _changed(
             assert value is not None
             return value
         if kind == "?":
-            return _unset(shell, name, line)
+            return not_given(shell, name, line)
         text = operand(word)
         if kind == "=":
             shell.variables[name] = text
         return text
     if value is None:
-        return _unset(shell, name, line)
+        return not_given(shell, name, line)
     part = re.fullmatch(r":\s*(-?\d+)\s*(?::\s*(-?\d+))?", rest)
     if isinstance(value, list) and part is not None:
         begin = max(int(part[1]) - (name == "@"), 0) if int(part[1]) >= 0 else int(part[1])
@@ -190,14 +194,6 @@ def _regex(pattern: str) -> str:
 
 def _text(value: str | list[str] | dict[str, str]) -> str:
     return value if isinstance(value, str) else " ".join(value if isinstance(value, list) else value.values())
-
-
-def _unset(shell: Shell, name: str, line: int) -> str:
-    if name.isdigit():
-        fix = "pass it behind the script: posttrain plan SCRIPT.sh VALUE ..."
-        return shell.hole(f"${name} of line {line} is not given", fix, unset=name)
-    fix = f"export {name}=..., or set it in the script"
-    return shell.hole(f"${name} of line {line} is not set", fix, unset=name)
 
 
 def _unknown(shell: Shell, inside: str, line: int) -> str:

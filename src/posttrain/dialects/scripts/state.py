@@ -29,6 +29,8 @@ class Hole:
     @property
     def name(self) -> str:
         """The text that may stand for it where any text may stand; "" where none is known."""
+        if self.unset.isdigit():
+            return f"argument_{self.unset}"
         return self.unset or (f"output_of_{self.program}" if self.program else "")
 
 
@@ -80,6 +82,11 @@ class Shell:
     # A function's own names, with their outer values.
     locals: list[dict[str, Value | None]] = field(default_factory=list)
     within: list[Path] = field(default_factory=list)  # the scripts that called this one
+    given: dict[str, str] = field(default_factory=dict)  # --set NAME=VALUE, for values that the script leaves open
+    read: set[str] = field(default_factory=set)  # names of the parameters that were expanded
+    # A guard is a branch that ends the script, such as `if [ $# -lt 2 ]; then exit 1; fi`.
+    passes_guards: bool = False  # read on behind them
+    guards: list[str] = field(default_factory=list)  # the file and line of those that were passed
     written: dict[Path, int] = field(default_factory=dict)  # files that the script writes, and the line
     statements: int = 0  # followed so far
     substitute: Callable[[Shell, Node], str] = lambda shell, node: ""
@@ -96,6 +103,14 @@ class Shell:
         if re.match(r"~(/|$)", text) and isinstance(home, str):
             text = home + text[1:]
         return self.folder / text
+
+    def passes(self, left: Leave) -> bool:
+        """Return True where an ``exit`` in a branch is a guard that this reading passes."""
+        if left.kind != "exit" or not self.passes_guards:
+            return False
+        self.guards.append(f"{self.script}:{self.ended}")
+        self.ended = 0
+        return True
 
     def enter(self, text: str) -> None:
         """``cd``: the folder of the statements that follow."""
@@ -123,14 +138,34 @@ class Shell:
         return [self.holes[int(number)] for number in HOLE.findall(text)]
 
 
-def new_shell(script: Path, arguments: list[str], environment: Mapping[str, str]) -> Shell:
-    """The state at the first line of a script that is started in the current folder."""
-    variables: dict[str, Value] = {**environment, "PWD": str(Path.cwd())}
-    return Shell(
+def new_shell(
+    script: Path, arguments: list[str], environment: Mapping[str, str], given: Mapping[str, str] | None = None
+) -> Shell:
+    """The state at the first line of a script that is started in the current folder.
+
+    Args: ``given`` are values of variables, and of its first arguments by their numbers, that win over unknown ones.
+    """
+    named = {name: value for name, value in (given or {}).items() if not name.isdigit()}
+    variables: dict[str, Value] = {**environment, "PWD": str(Path.cwd()), **named}
+    shell = Shell(
         script=script,
         folder=Path.cwd(),
         variables=variables,
         positional=list(arguments),
-        exported={*environment, "PWD"},
+        exported={*environment, "PWD", *named},
         within=[script],
+        given=named,
     )
+    numbered = {int(name): value for name, value in (given or {}).items() if name.isdigit()}
+    places = range(1, max(numbered, default=0) + 1)
+    shell.read_arguments |= set(numbered.values())
+    before = [numbered[place] if place in numbered else not_given(shell, str(place), 1) for place in places]
+    shell.positional[:0] = before
+    return shell
+
+
+def not_given(shell: Shell, name: str, line: int) -> str:
+    """Mark an argument of the script that is not given, or a variable that is not set; it is empty in a shell."""
+    if name.isdigit():
+        return shell.hole(f"${name} of line {line} is not given", f"--set {name}=...", unset=name)
+    return shell.hole(f"${name} of line {line} is not set", f"--set {name}=..., or export it", unset=name)

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from posttrain.cli.app import app
 from posttrain.cli.request import load_request
 from posttrain.dialects.scripts.launch import Launch, read_script
 from posttrain.errors import ConfigError
@@ -76,7 +78,7 @@ def test_unset_variables_are_named_with_their_line(tmp_path: Path) -> None:
     text = f"set -x\nM=$MODEL_PATH/7b\n{CALL}\\\n  a=$M \\\n  b=$DATA c=$1\n"
     said = problems(tmp_path, text)
     assert "$MODEL_PATH of line 2 is not set" in said and "run.sh:3 a=.../7b" in said
-    assert "$DATA of line 5 is not set" in said and "export DATA=" in said
+    assert "$DATA of line 5 is not set" in said and "--set DATA=..., or export it" in said
     assert "$1 of line 5 is not given" in said
     assert words(tmp_path, text, "x", MODEL_PATH="/m", DATA="d") == ["a=/m/7b", "b=d", "c=x"]
 
@@ -254,9 +256,11 @@ def test_a_value_that_does_not_count_may_be_unknown(tmp_path: Path) -> None:
     assert "$X of line 1 is not set" in problems(tmp_path, f"{CALL}a=2 a=$X")
     script = tmp_path / "run.sh"
     script.write_text(f"{CALL}mine.name=$X b=1")
-    launch = read_script(str(script), (), {}, folder=tmp_path, leaves_out=lambda dialect, key: key == "mine.name")
+    launch = read_script(
+        str(script), (), {}, folder=tmp_path, leaves_out=lambda dialect, key, empty: "mine" * (key == "mine.name")
+    )
     assert launch.arguments == ("b=1",)
-    assert launch.notes == ("mine.name is left out: no version of verl has it, and $X of line 1 is not set",)
+    assert launch.notes == ("mine.name is left out: mine, and $X of line 1 is not set",)
 
 
 def test_drop_unknown_leaves_out_own_keys_whose_value_is_unknown(tmp_path: Path) -> None:
@@ -269,3 +273,83 @@ def test_drop_unknown_leaves_out_own_keys_whose_value_is_unknown(tmp_path: Path)
     script.write_text(f"{CALL}data.train_files=a.parquet mine.n_agent=$X")  # a number that may matter
     with pytest.raises(ConfigError, match=r"\$X of line 1 is not set"):
         load_request([str(script)], None, drop_unknown=True, skip_files=True)
+
+
+GUARDED = f"""\
+usage() {{ echo "usage: $0 GPUS FOLDER"; exit 1; }}
+if [ "$#" -lt 2 ]; then usage; fi
+[ -f .env ] || {{ echo "no .env"; exit 1; }}
+gpus=$1
+folder=$2
+shift 2
+{CALL}trainer.n_gpus_per_node=$gpus trainer.default_local_dir=$folder data.train_batch_size=$BATCH "$@"
+"""
+
+
+def test_given_values_stand_for_variables_and_arguments(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("BATCH=$(nproc --all)\n")
+    script = tmp_path / "run.sh"
+    script.write_text(f"set -a; . ./.env\n{GUARDED}")
+    launch = read_script(str(script), ["a=1"], {}, folder=tmp_path, given={"1": "8", "2": "out", "BATCH": "64"})
+    sizes = ("trainer.n_gpus_per_node=8", "trainer.default_local_dir=out", "data.train_batch_size=64")
+    assert launch.arguments == (*sizes, "a=1")  # what follows the script comes behind the numbered arguments
+
+
+def test_a_value_that_the_script_does_not_read_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{CALL}data.train_batch_size=$BATCH\n")
+    with pytest.raises(ConfigError, match=r"reads no \$BATCHES, at --set BATCHES; did you mean BATCH\?"):
+        read_script(str(script), (), {}, folder=tmp_path, given={"BATCHES": "64"})
+
+
+def test_a_script_that_ends_at_a_condition_lists_what_its_trainer_lacks(tmp_path: Path) -> None:
+    said = problems(tmp_path, GUARDED)
+    assert "ends before it calls a trainer" in said and "run.sh:1" in said
+    assert "run.sh --set 1=... --set 2=... --set BATCH=..." in said
+
+
+def test_a_plan_reads_on_behind_conditions_and_asks_for_numbers_alone(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(GUARDED)
+    arguments = [str(script), "--set", "BATCH=64", "--set=1=8", "--set", "2=out", "actor_rollout_ref.rollout.n=8"]
+    loaded = load_request(
+        [*arguments, "algorithm.adv_estimator=grpo", "data.train_files=x"], None, here=True, skip_files=True
+    )
+    assert loaded.config.data.prompts_per_step == 64
+    assert any("unless its condition there is met" in warning for warning in loaded.warnings)
+    with pytest.raises(ConfigError, match=r"\$BATCH of line 7 is not set") as raised:
+        load_request(arguments[:1], None, here=True, skip_files=True)
+    assert "$2" not in str(raised.value)  # a path that need not exist
+
+
+def test_an_unknown_value_of_a_key_without_effect_is_left_out(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{CALL}data.return_raw_chat=$return_raw_chat data.train_files=x\n")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert any("data.return_raw_chat is left out: it has no effect here" in each for each in loaded.warnings)
+
+
+@pytest.mark.parametrize("setting", ["BATCH", "a-b=1", "0=1", ""])
+def test_a_setting_is_a_name_and_a_value(setting: str) -> None:
+    with pytest.raises(ConfigError, match="is no NAME=VALUE"):
+        load_request(["run.sh", "--set", setting], None)
+
+
+def test_settings_are_for_scripts() -> None:
+    with pytest.raises(ConfigError, match="there is none; write the key"):
+        load_request(["--set", "A=1", "algorithm.adv_estimator=grpo"], "verl")
+
+
+def test_all_trainers_of_a_script_are_planned(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    keys = "data.train_files=x actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
+    keys += " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 algorithm.adv_estimator=grpo"
+    script.write_text("for n in 4 8; do\n" + f"{CALL}{keys} actor_rollout_ref.rollout.n=$n\ndone\n")
+    shown = CliRunner().invoke(app, ["plan", str(script), "--here", "--skip-files"])
+    assert f"{script}#1\n" in shown.output and f"{script}#2\n" in shown.output
+    assert "4 samples" in shown.output and "8 samples" in shown.output
+
+
+def test_arguments_behind_the_end_of_a_line_in_a_text(tmp_path: Path) -> None:
+    text = f'COMMAND="{CALL}a=1 \\\n    b=2 \\\n    $@ 2>&1 | tee log"\neval ${{COMMAND}}\n'
+    assert words(tmp_path, text, "c=3") == ["a=1", "b=2", "c=3"]

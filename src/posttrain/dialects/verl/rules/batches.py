@@ -79,7 +79,10 @@ def _check_step(keys: Reader, layout: Layout) -> None:
     if not all_are_counts(prompts, samples):
         return
     shares = _shares(keys, layout)
-    if prompts * samples % shares:
+    if prompts * samples % shares and keys.here:
+        what = f"{prompts} prompts x {samples} samples do not split over {shares} devices: verl stops there, --here has one"
+        keys.warn(what)
+    elif prompts * samples % shares:
         stride = shares // math.gcd(shares, samples)
         below, above = prompts // stride * stride, -(-prompts // stride) * stride
         keys.problem(
@@ -181,7 +184,7 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
         what = f"{prompts} {step.unit} do not split into mini-batches of {mini} ({prompts} / {mini} = {prompts / mini:.4g})"
         keys.problem(what, key=key, fix=f"use {key}={above} or {below}")
         return None
-    if mini * samples % copies:
+    if mini * samples % copies and not keys.here:
         if prompts * samples % _shares(keys, layout):  # told: the step itself does not split
             return None
         stride = copies // math.gcd(copies, samples)
@@ -231,11 +234,11 @@ def per_device(
         return int(total)
     each = total // copies  # verl rounds down
     if not each and needed:
-        keys.problem(
-            f"{name} is {total} sequences on all devices together, and {copies} devices share them (fewer than one each)",
-            key=name,
-            fix=f"use {name}={copies}, or {name}_per_gpu=1 in its place",
-        )
+        what = f"{name} is {total} sequences on all devices together, and {copies} devices share them (fewer than one each)"
+        if keys.here:
+            keys.warn(f"{what}: verl stops there, and the one device of --here takes one at a time")
+            return 1
+        keys.problem(what, key=name, fix=f"use {name}={copies}, or {name}_per_gpu=1 in its place")
     if not each:
         return None
     if mini is not None and not _divides(keys, name, total, copies):
