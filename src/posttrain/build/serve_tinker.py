@@ -86,6 +86,7 @@ def start_service(config: ServeConfig) -> Service:
             tokenizer,
             max_concurrent_sequences=rollout.max_concurrent_sequences,
             max_prefill_tokens=rollout.max_prefill_tokens,
+            weights=rollout.weights,
         )
 
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 32768

@@ -77,7 +77,7 @@ def _settings_text(request: TrainRequest) -> str:
         ),
         *([("images", f"{request.images}; each counts in max_prompt_tokens")] if request.images else []),
         ("validation", _validation(request)),
-        ("rollout", f"{config.rollout.engine}, {_sampling(config.rollout)}"),
+        ("rollout", f"{config.rollout.engine}, {_weights(config.rollout)}{_sampling(config.rollout)}"),
         *([("ahead", ahead)] if (ahead := asynchronous_text(config, request.loaded.words)) else []),
         *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),
         ("reward", _reward(config)),
@@ -132,6 +132,10 @@ def _validation(request: TrainRequest) -> str:
     if rule.max_prompts is not None:
         files += f", at most {rule.max_prompts} used"
     return f"{files}\n{'':<11}{', '.join(when) or 'never'}; {_sampling(rule, config.rollout.max_response_tokens)}"
+
+
+def _weights(rollout: RolloutConfig) -> str:
+    return "" if rollout.weights == "compute_dtype" else f"{rollout.weights} weights, "
 
 
 def _sampling(sampling: SamplingConfig, default_tokens: int | None = None) -> str:
@@ -233,6 +237,7 @@ def _loss(config: RunConfig) -> str:
     if correction.weights != "none":
         low = f"0 below {correction.weight_low:g} and above" if correction.weight_low is not None else "at most"
         text += f"\n{'':<11}x trainer / sampler, per {correction.weights}, {low} {correction.weight_high:g}"
+        text += "; corrects for rollout.weights=int8" if config.rollout.weights == "int8" else ""
     if correction.proximal == "loglinear":
         text += f"\n{'':<11}the trainer's log-probs at the step's start interpolated by version"
     if correction.reject:

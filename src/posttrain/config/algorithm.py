@@ -223,3 +223,15 @@ class LossConfig(AlgorithmSection):
     loss (arXiv:2506.01939; TRL's top_entropy_quantile); the step is scored once more for it. null: all tokens do."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """Correction for the gap between sampler and trainer."""
+
+    @property
+    def compares_with_sampler(self) -> bool:
+        """True when the ratio of the loss is to the policy that sampled, with the sampler's log-probs."""
+        about, by_setting = self.about, self.rollout_correction.use_rollout_logprobs
+        replaced = by_setting and about.facts.has_ratio and "old_logprobs" in about.inputs
+        return replaced or "rollout_logprobs" in about.inputs
+
+    @property
+    def corrects_for_sampler(self) -> bool:
+        """True when the loss compares the policy with the one that sampled each token, by its ratio or by weights."""
+        return self.rollout_correction.weights != "none" or self.compares_with_sampler

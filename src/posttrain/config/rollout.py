@@ -45,6 +45,10 @@ class RolloutConfig(SamplingConfig):
     engine: str = "native"
     """Sampler: native samples from the weights being trained, and so does hf (slowly, by model.generate); vllm, sglang and http
     (any server that speaks OpenAI's completions) have a copy of the weights, which is sent to them after every step."""
+    weights: Literal["compute_dtype", "int8"] = "compute_dtype"
+    """Weights to sample with: as they are trained, in model.compute_dtype; or int8 (native), rounded to 8 bits with one scale for
+    every output of a layer after each sync: faster where few sequences are decoded side by side, and farther from the
+    trainer's log-probs. Training corrects for that by loss.rollout_correction.weights=token, unless that section sets weights."""
     endpoints: list[str] = []
     """Addresses of samplers that run already, such as [http://host:8000]; empty: vllm and sglang are started by the run."""
     timeout_s: float = Field(default=600.0, gt=0.0, le=1e7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from posttrain.config.algorithm import AdvantageConfig, LossConfig
 from posttrain.config.asynchronous import AsynchronousConfig
@@ -98,6 +98,26 @@ class RunConfig(Section):
         if isinstance(reward, Mapping) and "terms" not in reward:
             values = {**values, "reward": {**reward, "terms": []}}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rounded_weights_are_corrected_for(cls, values: Any) -> Any:
+        """Correct for a sampler with rounded weights by truncated importance sampling, unless weights are configured or the ratio
+        of the loss is to the sampler."""
+        rollout = values.get("rollout") if isinstance(values, Mapping) else None
+        if not isinstance(rollout, Mapping) or rollout.get("weights") != "int8":
+            return values
+        loss = values.get("loss") or {}
+        correction = (loss.get("rollout_correction") or {}) if isinstance(loss, Mapping) else None
+        if not isinstance(correction, Mapping) or "weights" in correction:
+            return values
+        try:
+            read = LossConfig.model_validate(loss)
+        except ValidationError:  # reported where the section is read
+            return values
+        if read.compares_with_sampler:
+            return values
+        return {**values, "loss": {**loss, "rollout_correction": {**correction, "weights": "token"}}}
 
     @property
     def context_tokens(self) -> int:

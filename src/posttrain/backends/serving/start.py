@@ -62,6 +62,7 @@ def make_sampler(
             max_concurrent_sequences=rollout.max_concurrent_sequences,
             max_prefill_tokens=rollout.max_prefill_tokens,
             **({"records_experts": True} if rollout.routing_replay else {}),
+            **({"weights": rollout.weights} if rollout.weights != "compute_dtype" else {}),
         )
         return sharing
     served: RolloutEngine = engine(

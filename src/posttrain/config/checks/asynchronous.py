@@ -52,20 +52,13 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _uncorrected(config: RunConfig) -> Iterator[Problem]:
     section = config.asynchronous
-    if section.max_staleness_steps > 0 and not corrects_staleness(config):
+    if section.max_staleness_steps > 0 and not config.loss.corrects_for_sampler:
         yield Problem(
             f"{config.loss.name} takes responses as if the weights at the start of the step had sampled them, and they may be "
             f"{math.ceil(section.max_staleness_steps)} {'steps' if section.max_staleness_steps > 1 else 'step'} older",
             fix=_correction(config),
             field="loss.name",
         )
-
-
-def corrects_staleness(config: RunConfig) -> bool:
-    """Tell whether the loss compares the policy with the one that sampled each token."""
-    loss, correction = config.loss, config.loss.rollout_correction
-    to_sampler = correction.use_rollout_logprobs and loss.about.facts.has_ratio and "old_logprobs" in loss.about.inputs
-    return correction.weights != "none" or to_sampler or "rollout_logprobs" in loss.about.inputs
 
 
 def _correction(config: RunConfig) -> str:

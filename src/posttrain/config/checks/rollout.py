@@ -13,6 +13,7 @@ from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.errors import Problem
 from posttrain.registry import ROLLOUT_ENGINES, is_installed, missing_library
 
+_WEIGHTS = "rollout.weights"
 SHARES_OF_MEMORY = ("gpu_memory_utilization", "mem_fraction_static")
 # Options that count also for servers that run already; all others are about their start.
 OF_RUNNING_SERVERS = (
@@ -49,6 +50,13 @@ def rollout_problems(config: RunConfig, *, apart: bool = False, with_workers: bo
                 f"vLLM takes adapters up to rank {VLLM_LARGEST_RANK}, and policy.lora.rank is {config.policy.lora.rank}"
             )
             yield Problem(what, fix="use rollout.weight_sync=disk, which merges it", field="rollout.weight_sync")
+    if rollout.weights == "int8" and config.distillation.alone and config.distillation.enters == "loss":
+        what = (
+            f"{_WEIGHTS}=int8 samples from rounded weights, and the divergence from teachers, which is the whole loss, takes no "
+            "correction for that"
+        )
+        fix = f"use {_WEIGHTS}=compute_dtype, or distillation.enters=advantage, whose loss is corrected"
+        yield Problem(what, fix=fix, field=_WEIGHTS)
     for section, sampling in (("rollout", config.rollout), ("validation", config.validation)):
         yield from _logprob_problems(rollout, sampling, section)
     yield from number_problems(config.validation.engine_sampling, SAMPLING, "validation.engine_sampling")
@@ -92,6 +100,10 @@ def sampler_problems(rollout: RolloutConfig, *, apart: bool = False, with_worker
     """Report the problems of a sampler, also of a run that trains nothing. ``apart``: it has devices of its own;
     ``with_workers``: its servers are started by workers of Ray."""
     engine, sync = rollout.engine, rollout.weight_sync
+    if rollout.weights != "compute_dtype" and not ROLLOUT_ENGINES.facts(engine).rounds_weights:
+        able = ", ".join(ROLLOUT_ENGINES.stating("rounds_weights"))
+        what = f"rollout.engine={engine} samples with the weights that it is sent, and does not round them to {rollout.weights}"
+        yield Problem(what, fix=f"use rollout.engine={able}, or {_WEIGHTS}=compute_dtype", field=_WEIGHTS)
     for name in SHARES_OF_MEMORY:
         share = rollout.engine_options.get(name)
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
@@ -151,6 +163,11 @@ def training_sampler_warnings(config: RunConfig) -> Iterator[str]:
     """``rollout_warnings``, and what has no effect where this sampler's policy is trained."""
     rollout, default = config.rollout, RolloutConfig()
     yield from rollout_warnings(rollout)
+    if rollout.weights == "int8" and not config.loss.corrects_for_sampler:
+        yield (
+            f"{_WEIGHTS}=int8 samples from rounded weights, and the loss takes their responses for the policy's own: "
+            "loss.rollout_correction.weights=token corrects for the gap"
+        )
     if sends_adapter(rollout, config.policy.lora):
         if str(rollout.engine_options.get("load_format") or "").startswith("dummy"):
             yield (

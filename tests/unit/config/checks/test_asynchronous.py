@@ -11,7 +11,6 @@ from posttrain.config import RunConfig
 from posttrain.config.checks.asynchronous import (
     asynchronous_problems,
     asynchronous_warnings,
-    corrects_staleness,
 )
 
 TOKEN = {"rollout_correction": {"weights": "token"}}
@@ -147,7 +146,7 @@ def test_what_does_not(asynchronous: dict[str, Any], sections: dict[str, Any], s
     ],
 )
 def test_losses_that_know_who_sampled(loss: dict[str, Any], corrected: bool) -> None:
-    assert corrects_staleness(config({"mode": "one_step"}, loss=loss)) is corrected
+    assert config({"mode": "one_step"}, loss=loss).loss.corrects_for_sampler is corrected
     assert bool(problems({"mode": "one_step"}, loss=loss)) is not corrected
 
 

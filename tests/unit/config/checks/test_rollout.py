@@ -213,3 +213,59 @@ def test_steps_of_a_folder_need_the_folder() -> None:
     fields = [problem.field for problem in rollout_problems(run(None, replay_steps=[1]))]
     assert fields == ["rollout.replay_steps"]
     assert list(rollout_problems(run(None, replay_steps=[1], replay_folder="kept"))) == []
+
+
+def run_of(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": "m"}, "data": {"train_files": ["x.jsonl"]}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights", "warned"),
+    [
+        ({}, "token", False),
+        ({"rollout_correction": {"weight_high": 3.0}}, "token", False),
+        ({"name": "gpg"}, "token", False),
+        ({"name": "gspo"}, "token", False),
+        ({"rollout_correction": {"weights": "sequence"}}, "sequence", False),
+        # a user's choice is kept, and reported
+        ({"rollout_correction": {"weights": "none"}}, "none", True),
+        # the ratio is to the sampler already
+        ({"name": "rollout_is"}, "none", False),
+        ({"rollout_correction": {"use_rollout_logprobs": True}}, "none", False),
+        # gpg has no ratio
+        ({"name": "gpg", "rollout_correction": {"use_rollout_logprobs": True}}, "token", False),
+    ],
+)
+def test_rounded_weights_are_corrected_for_unless_weights_are_set(
+    loss: dict[str, Any], weights: str, warned: bool
+) -> None:
+    config = run_of(rollout={"weights": "int8"}, loss=loss)
+    assert config.loss.rollout_correction.weights == weights
+    found = [text for text in training_sampler_warnings(config) if "rounded weights" in text]
+    assert bool(found) is warned
+    exact = run_of(loss=loss).loss.rollout_correction
+    assert exact.weights == loss.get("rollout_correction", {}).get("weights", "none")
+    # what a run saves is read again as it was
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_wrong_loss_is_reported_with_rounded_weights_too() -> None:
+    with pytest.raises(ValueError, match="clip_ratio_low"):
+        run_of(rollout={"weights": "int8"}, loss={"clip_ratio_low": "much"})
+    assert run_of(rollout={"weights": "int8"}, loss={"name": "unknown"}).loss.name == "unknown"
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm", "sglang", "http"])
+def test_other_engines_do_not_round_weights(engine: str) -> None:
+    (found,) = [each for each in sampler_problems(RolloutConfig(engine=engine, weights="int8")) if "round" in each.what]
+    assert found.field == "rollout.weights" and engine in found.what
+    assert found.fix == "use rollout.engine=native, or rollout.weights=compute_dtype"
+
+
+@pytest.mark.parametrize(("enters", "refused"), [("loss", True), ("advantage", False)])
+def test_a_divergence_that_is_the_whole_loss_takes_no_correction(enters: str, refused: bool) -> None:
+    teachers = {"teachers": {"one": {"path": "t"}}, "enters": enters}
+    config = run_of(rollout={"weights": "int8"}, distillation=teachers)
+    found = [each.fix for each in rollout_problems(config) if each.field == "rollout.weights"]
+    assert bool(found) is refused
+    assert not refused or "rollout.weights=compute_dtype, or distillation.enters=advantage" in found[0]

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
-from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, product, unknown_part
-from posttrain.backends.rollout.native.products import Product
+from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, router_of, unknown_part
+from posttrain.backends.rollout.native.products import Product, Stack, stacked_product
 from posttrain.models.packed_attention import Packed, attend_packed
 
 NORMS = ("norm", "final_layernorm")  # a body's last one, by its name
@@ -68,6 +68,7 @@ class Decoder:
         self.model = model
         self.kernels = kernels
         self.unused_kernels = ""  # why it goes without those that there are
+        self.stack: Stack = stacked_product  # makes the products with the weights
         self.body: Any = model.get_decoder()
         config = model.config.get_text_config()
         self.heads: int = config.num_attention_heads
@@ -85,10 +86,10 @@ class Decoder:
     def read_weights(self) -> None:
         """Read the model's current weights."""
         self.layers = []  # frees the previous copies first: there is no room for two
-        reader = Reader(self.kernels, self.head_dim, self.clip)
+        reader = Reader(self.kernels, self.head_dim, self.clip, self.stack)
         self.layers = [reader.layer(layer) for layer in self.body.layers]
         self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
-        self.head = product(self.model.get_output_embeddings())
+        self.head = reader.product(self.model.get_output_embeddings())
 
     def drop_weights(self) -> None:
         """Free the packed copies of the weights."""
@@ -188,6 +189,11 @@ class Decoder:
         if layer.clip is not None:
             query_key, value = (part.clamp(-layer.clip, layer.clip) for part in (query_key, value))
         return layer.output(attend(number, query_key, value, turn))
+
+    @property
+    def has_experts(self) -> bool:
+        """True where a layer is a mixture of experts."""
+        return any(router_of(layer.mlp) is not None for layer in self.body.layers)
 
     @property
     def compiled_attention(self) -> bool:

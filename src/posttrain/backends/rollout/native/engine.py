@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -31,6 +32,7 @@ from posttrain.registry import ROLLOUT_ENGINES
     reports_top_logprobs=True,
     prompt_logprobs_of_requests=True,
     grammars_of_requests=True,
+    rounds_weights=True,
 )
 class NativeEngine:
     """See interfaces.rollout_engine.RolloutEngine."""
@@ -43,6 +45,7 @@ class NativeEngine:
         max_concurrent_sequences: int,
         max_prefill_tokens: int,
         records_experts: bool = False,  # of every token of a mixture of experts
+        weights: Literal["compute_dtype", "int8"] = "compute_dtype",  # rollout.weights
     ):
         self.routers = routers_of(model, "rollout.routing_replay") if records_experts else None
         self.model = model
@@ -50,7 +53,7 @@ class NativeEngine:
         self.end_tokens = end_token_ids(model, tokenizer)
         self.max_concurrent_sequences = max_concurrent_sequences
         self.max_prefill_tokens = max_prefill_tokens
-        self.token_pass = TokenPass(model)
+        self.token_pass = TokenPass(model, int8=weights == "int8")
         self._version = 0
         self._stream: NativeStream | None = None
         self._grammars: Grammars | None = None

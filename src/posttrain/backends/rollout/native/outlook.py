@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.loading import load_model_config, refuse_unsupported
@@ -15,7 +16,7 @@ VOCABULARY = 1024  # tokens; how many there are changes nothing
 
 def sampling_outlook(path: str) -> str:
     """Try the first layers of a model, as wide as they are and with random weights, on the CPU. Returns: how prompts and tokens
-    are computed, or the reason for a slower way.
+    are computed, or the reason for a slower way; and the same of weights of eight bits.
 
     Raises: ModelError for a model that cannot be read, or is not supported.
     """
@@ -25,7 +26,15 @@ def sampling_outlook(path: str) -> str:
     model = AutoModelForCausalLM.from_config(
         _shortened(whole.get_text_config()), attn_implementation=NAME, dtype=torch.float32
     )
-    return TokenPass(model.eval()).note or "fast passes with compiled kernels"
+    token_pass = TokenPass(model.eval())
+    return f"{token_pass.note or 'fast passes with compiled kernels'}; rollout.weights=int8 {_of_int8(token_pass)}"
+
+
+def _of_int8(token_pass: TokenPass) -> str:
+    if token_pass.decoder is None:
+        return "needs fast passes"
+    _, reason = int8_products(torch.bfloat16, torch.device("cpu"))
+    return f"saves no time: {reason}" if reason else "is compiled"
 
 
 def _shortened(config: PretrainedConfig) -> PretrainedConfig:

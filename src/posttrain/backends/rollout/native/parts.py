@@ -18,7 +18,7 @@ from torch.nn.functional import gelu
 
 from posttrain.backends.rollout.native.experts import mixture
 from posttrain.backends.rollout.native.kernels import PassKernels
-from posttrain.backends.rollout.native.products import Product, stacked_product
+from posttrain.backends.rollout.native.products import Product, Stack, stacked_product
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
 from posttrain.models.lora import effective_weight
@@ -154,8 +154,8 @@ def _are_experts(module: Any) -> bool:
 class Reader:
     """Reads layers, with kernels where there are some for a part."""
 
-    def __init__(self, kernels: PassKernels | None, head_dim: int, clip: float | None):
-        self.kernels, self.head_dim, self.clip = kernels, head_dim, clip
+    def __init__(self, kernels: PassKernels | None, head_dim: int, clip: float | None, stack: Stack = stacked_product):
+        self.kernels, self.head_dim, self.clip, self.stack = kernels, head_dim, clip, stack
         self._norm_forms: dict[type, NormForm | None] = {}
 
     def layer(self, module: Any) -> Layer:
@@ -172,11 +172,11 @@ class Reader:
         return Layer(
             order=order,
             norms={name: self.norm(getattr(module, name)) for name in _names(order)},
-            query_key_value=product(*(getattr(attention, name) for name in inputs)),
+            query_key_value=self.product(*(getattr(attention, name) for name in inputs)),
             head_norms=found,
             whole_norms=norms is not None and len(getattr(attention, norms[0]).weight) != self.head_dim,
             clip=self.clip,
-            output=product(next(getattr(attention, name) for name in OUTPUTS if name in parts)),
+            output=self.product(next(getattr(attention, name) for name in OUTPUTS if name in parts)),
             mlp=self.mlp(module.mlp),
             residual=float(getattr(module, "residual_multiplier", 1.0)),
         )
@@ -219,20 +219,25 @@ class Reader:
             shared = self.mlp(module.shared_expert) if "shared_expert" in parts else None
             return mixture(
                 router=cast(nn.Module, router_of(module)),
-                gate_up=[stacked_product([weight], [None]) for weight in experts.gate_up_proj.detach()],
+                gate_up=[self.stack([weight], [None]) for weight in experts.gate_up_proj.detach()],
                 activation=self._gated(experts.act_fn, experts.down_proj.shape[2]),
-                down=[stacked_product([weight], [None]) for weight in experts.down_proj.detach()],
+                down=[self.stack([weight], [None]) for weight in experts.down_proj.detach()],
                 shared=shared,
                 shared_gate=module.shared_expert_gate if shared else None,
             )
         last: Any = next(getattr(module, name) for name in DOWN if name in parts)
-        down = product(last)
+        down = self.product(last)
         activation = next(getattr(module, name) for name in ACTIVATIONS if name in parts)
         gated = next((names for names in GATED if parts.issuperset(names)), None)
         names = gated or next(names for names in UNGATED if parts.issuperset(names))
-        first = product(*(getattr(module, name) for name in names))
+        first = self.product(*(getattr(module, name) for name in names))
         between = self._gated(activation, last.in_features) if gated else _ungated(activation)
         return lambda rows: down(between(first(rows)))
+
+    def product(self, *modules: nn.Module) -> Product:
+        """Return the product of rows with the weights of linear layers, side by side; an adapter is applied."""
+        biases: list[Tensor | None] = [cast(Any, getattr(module, "base_layer", module)).bias for module in modules]
+        return self.stack([effective_weight(module) for module in modules], biases)
 
     def _gated(self, activation: nn.Module, width: int) -> Rows:
         """Return the activation of the first half of a row, times the second half."""
@@ -251,9 +256,3 @@ class Reader:
 def _ungated(activation: nn.Module) -> Rows:
     # NewGELUActivation computes the same by six operations of torch
     return partial(gelu, approximate="tanh") if isinstance(activation, GELU_TANH) else cast(Rows, activation)
-
-
-def product(*modules: nn.Module) -> Product:
-    """Return the product of rows with the weights of linear layers, side by side; an adapter is applied."""
-    biases: list[Tensor | None] = [cast(Any, getattr(module, "base_layer", module)).bias for module in modules]
-    return stacked_product([effective_weight(module) for module in modules], biases)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 Product = Callable[[Tensor], Tensor]
+# From weights, one below the other, and their biases: the product with them
+Stack = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Product]
 
 ROWS_HINT = 64  # the packed layout chosen for it was equally fast from 4 to 256 rows
 

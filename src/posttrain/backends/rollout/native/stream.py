@@ -47,9 +47,6 @@ from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.images import PlacedImages
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
-# With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
-# last bits of a response would depend on the number of other rows.
-FEWEST_ROWS = 4
 ROW_STEP = 8  # larger numbers of rows are rounded up to it, so that the matrix library sees few shapes
 PATIENCE = 4  # passes that a request with a free slot waits to be prefilled together with others
 
@@ -304,7 +301,7 @@ class NativeStream:
         active = self._active
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
         # Padding rows repeat the last row; they are computed in free slots, and their results are ignored.
-        rows = max(len(active), FEWEST_ROWS)
+        rows = max(len(active), self.token_pass.fewest_rows)
         if rows > ROW_STEP:
             rows = -(-rows // ROW_STEP) * ROW_STEP
         rows = min(rows, self.slots)

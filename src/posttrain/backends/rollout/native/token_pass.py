@@ -14,18 +14,30 @@ from posttrain.algos.fused_scoring import score_tokens
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
 from posttrain.backends.rollout.native.graphs import GraphedStep, unrecordable
+from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.kernels import DTYPES, PassKernels, load_kernels
 from posttrain.backends.rollout.native.sampling import logit_rows, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
+from posttrain.errors import ConfigError, Problem
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, last_hidden_states
 
+# With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
+# last bits of a response would depend on the number of other rows.
+FEWEST_ROWS = 4
+
 
 class TokenPass:
-    """One new token per row: with the fast pass where it matches the model, else with the model's own modules."""
+    """One new token per row: with the fast pass where it matches the model, else with the model's own modules.
 
-    def __init__(self, model: PreTrainedModel):
+    Args: int8: the fast pass multiplies by weights that are rounded to eight bits.
+    Raises: ConfigError for int8 and a model without a fast pass.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, int8: bool = False):
         self.model = model
+        self.int8 = int8
+        self.fewest_rows = FEWEST_ROWS  # of a pass
         self.decoder: Decoder | None = None  # the fast pass
         self.note = ""  # message for the user: why sampling is slower than it could be
         self._form = HeadForm()
@@ -34,6 +46,8 @@ class TokenPass:
         kernels = None if isinstance(loaded, str) else loaded
         found = fast_pass(model, kernels)
         if isinstance(found, str):
+            if int8:
+                raise ConfigError(_no_int8(found))
             self.note = f"sampling goes through transformers' own modules, which is slower: {found}"
             return
         self.decoder, self._form = found
@@ -51,6 +65,17 @@ class TokenPass:
             self.graphed = None if reason else GraphedStep(self.decoder.step)
             if reason:
                 self.note = f"passes are not recorded as CUDA graphs, which is slower: {reason}"
+        if int8:
+            self._round_weights(self.decoder)
+
+    def _round_weights(self, decoder: Decoder) -> None:
+        """Have the pass multiply by weights of eight bits, from the next time that it reads them."""
+        decoder.stack, reason = int8_products(self.model.dtype, self.model.device)
+        if reason:
+            slow = f"weights of eight bits save no time without compiled kernels: {reason}"
+            self.note = "; ".join(note for note in (self.note, slow) if note)
+        elif decoder.compiled_attention and not decoder.has_experts:
+            self.fewest_rows = 1  # nothing goes through the matrix library
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:
@@ -92,10 +117,11 @@ class TokenPass:
                 states = last_hidden_states(self.model, layout, **inputs, past_key_values=cache)[0]
             if following is None:
                 return self.logits(states), None, []
+            pieces = map(self.logits, states.split(logit_rows(states.device)))
             if top > 0:
-                return self.logits(states[ends]), *_likeliest(
-                    map(self.logits, states.split(logit_rows(states.device))), following, top
-                )
+                return self.logits(states[ends]), *_likeliest(pieces, following, top)
+            if self.int8:
+                return self.logits(states[ends]), _logprobs(pieces, following), []
             head = self._form.of(self.model)
             return self.logits(states[ends]), score_tokens(states, head, following, temperature=1.0).logprobs, []
         logits: Tensor = self.model(
@@ -107,11 +133,10 @@ class TokenPass:
         ).logits[0]
         if following is None:
             return logits, None, []
-        rows = logit_rows(logits.device)
+        pieces = iter(logits.split(logit_rows(logits.device)))
         if top > 0:
-            return logits[ends], *_likeliest(logits.split(rows), following, top)
-        pieces = zip(logits.split(rows), following.split(rows), strict=True)
-        return logits[ends], torch.cat([logprob_of(some.float(), tokens) for some, tokens in pieces]), []
+            return logits[ends], *_likeliest(pieces, following, top)
+        return logits[ends], _logprobs(pieces, following), []
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
         """Decode one token per row. Returns: input of ``logits``, [rows, ...]. The cache must know the rows (``decoding``).
@@ -149,6 +174,17 @@ def _kernels(model: PreTrainedModel) -> PassKernels | str | None:
 def _plain(inputs: Mapping[str, Any]) -> bool:
     """Return True for tokens with one position each: no images, and no positions in a plane."""
     return set(inputs) == {"input_ids", "position_ids"} and inputs["position_ids"].dim() == 2
+
+
+def _no_int8(reason: str) -> Problem:
+    what = f"rollout.weights=int8 needs the fast passes of the native sampler, which this model has none of: {reason}"
+    return Problem(what, fix="use rollout.weights=compute_dtype", field="rollout.weights")
+
+
+def _logprobs(pieces: Iterable[Tensor], following: Tensor) -> Tensor:
+    """Return the log-prob of each following token, [N] nats. Args: pieces, logits of consecutive places."""
+    tokens = following.split(logit_rows(following.device))
+    return torch.cat([logprob_of(some.float(), its) for some, its in zip(pieces, tokens, strict=True)])
 
 
 def _likeliest(
