@@ -165,7 +165,8 @@ class Judge:
 
 
 def test_environments_score_what_the_official_client_plays(tiny_llama: Path, tmp_path: Path) -> None:
-    """Half of the conversations by a class of the user's, half by an environment of ours, which sets their tasks."""
+    """Half of the conversations by a class of the user's, half by an environment of ours, which sets their tasks, and which
+    the run itself plays when it validates."""
     openai = pytest.importorskip("openai")
     (tmp_path / "judge.py").write_text(JUDGE)
     (tmp_path / "token").write_text("secret")
@@ -183,12 +184,14 @@ def test_environments_score_what_the_official_client_plays(tiny_llama: Path, tmp
                 "name": "open",
                 "settings": {"port": port, "token_file": str(tmp_path / "token")},
                 "named": {
-                    "judge": {"name": f"{tmp_path}/judge.py:Judge"},
-                    "guesses": {"name": "guess_number", "settings": {"format_penalty": -0.5}},
+                    "judge": {"name": f"{tmp_path}/judge.py:Judge", "validation_weight": 0.0},
+                    "guesses": {"name": "guess_number", "settings": {"format_penalty": -0.5}, "max_turns": 2},
                 },
                 "workers": 4,
                 "train_episodes": 20,
+                "validation_episodes": 3,
             },
+            "validation": {"every_steps": 2},
         }
     )
     base = f"http://127.0.0.1:{port}"
@@ -220,8 +223,14 @@ def test_environments_score_what_the_official_client_plays(tiny_llama: Path, tmp
     for line in guessed:  # one turn of five: a hit, a miss, or no number
         no_number = re.search(r"\d", played[line["sample_id"]]) is None
         assert line["reward_terms"]["environment"] in ((-0.5,) if no_number else (0.0, 1.0))
-    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    _, *metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all("environment/letters" in line and line["reward/invalid_share"] == 0 for line in metrics)
+    for step in (0, 2):
+        held_out = [
+            json.loads(line) for line in (tmp_path / f"run/validation/step_{step}.jsonl").read_text().splitlines()
+        ]
+        assert [line["data_source"] for line in held_out] == ["guesses"] * 3
+        assert all(line["prompt"] and len(line["turns"]) in (1, 2) for line in held_out)
 
 
 def sampled(batch: ScoredBatch, row: int) -> tuple[int, ...]:

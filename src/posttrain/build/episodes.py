@@ -105,7 +105,8 @@ def _play(request: EpisodesRequest, on_plan: OnPlan, on_work: OnWork) -> bool:
         positions = check_prompts_fit(config, prompts, [])
         worlds = None
         if config.environment.used:
-            worlds = start_worlds(config, tokenizer, positions, prompts)
+            here = config.environment.name == OPEN  # those that score in a run play
+            worlds = start_worlds(config, tokenizer, positions, prompts, played_here=here)
             stack.callback(worlds.host.close)
         scorer = stack.enter_context(closing(run_scorer(config)))
         engine, device = start_sampler(config, tokenizer)
@@ -138,7 +139,7 @@ def _play(request: EpisodesRequest, on_plan: OnPlan, on_work: OnWork) -> bool:
 def rows_of(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, training: bool) -> PromptSet:
     """The prompts to play. Raises: RequestError when there are none."""
     environment, data = config.environment, config.data
-    if environment.name == OPEN:
+    if environment.name == OPEN and not environment.named:
         what = (
             "the environment is open: its episodes are played by programs outside, which only posttrain train waits for"
         )

@@ -140,6 +140,10 @@ def under_way_with(
             started.callback(worlds.host.close)
             roles = replace(roles, worlds=worlds)
             notes = [*notes, *worlds.notes]
+        if validation and config.environment.name == OPEN:
+            worlds = start_worlds(config, tokenizer, positions, validation, processor, played_here=True)
+            started.callback(worlds.host.close)
+            roles = replace(roles, validation_worlds=worlds)
         players = roles
         beside = config.asynchronous.mode in ("colocate", "separate") and config.environment.name != OPEN
         if config.environment.used and beside:

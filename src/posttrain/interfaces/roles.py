@@ -61,6 +61,7 @@ class Roles:
     beside: BesideTraining | None = None  # samplers in workers that sample in another thread while a step trains
     over_rows: RowWork = in_this_process  # where the tokens of a batch are
     worlds: Worlds | None = None  # None: single-turn responses without an environment
+    validation_worlds: Worlds | None = None  # None: validation plays in worlds
     device: str  # the policy's device, for display
     notices: Notices = field(default_factory=Notices)  # messages of engines while they work, for display
     work: Work | None = None  # cost of an update on this device; None: unknown

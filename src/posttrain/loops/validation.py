@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.interfaces.reward import GroupScorer
@@ -25,8 +26,9 @@ def validate(
         return {}
     prompts, sampling = plan.validation_prompts, plan.validation_sampling
     logprobs = None
+    players = replace(roles, worlds=roles.validation_worlds or roles.worlds)
     with clock.phase("validation", total=roles.most_tokens(len(prompts), sampling)):
-        groups = collect(roles, prompts, sampling, clock.advance, scorer.begin)
+        groups = collect(players, prompts, sampling, clock.advance, scorer.begin)
         scored = score(
             groups,
             scorer,

@@ -40,15 +40,18 @@ def start_worlds(
     prompts: Sequence[Prompt],
     processor: PromptImageReader | None = None,
     folder: Path | None = None,
+    *,
+    played_here: bool = False,
 ) -> Worlds:
     """Build the host, the turn writer and the rules of this run's episodes. Processes start with the first episode.
 
     Args: positions, those of the model; prompts, all that will be played; processor, the image processor of a vision model;
-        folder of the run, without which it cannot be open to programs outside.
+        folder of the run, without which it cannot be open to programs outside; played_here: the environments that score the
+        conversations of an open run play these episodes.
     Raises: ConfigError when a turn does not fit into the model; DataError when a row names an environment that is not there.
     """
     environment = config.environment
-    check_rows(environment, prompts)
+    check_rows(environment, prompts, played_here=played_here)
     turn = max(config.rollout.max_response_tokens, config.validation.max_response_tokens or 0)
     longest = environment.max_context_tokens
     whole = environment.max_sequence_tokens
@@ -65,7 +68,7 @@ def start_worlds(
         raise ConfigError(Problem(what, fix=fix, field="environment.max_context_tokens"))
     if longest is None:
         longest = int(min(positions, 2**31)) - turn if whole is None else whole - 1
-    host, notes = _host(config, tokenizer, folder)
+    host, notes = (_own_host(config), ()) if played_here else _host(config, tokenizer, folder)
     check_loading(environment, host)
     return Worlds(
         host=host,
@@ -227,20 +230,22 @@ def built_in_tools(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [each for each in entries if isinstance(each, Mapping) and ":" not in str(each.get("name", ":"))]
 
 
-def check_rows(environment: EnvironmentConfig, prompts: Sequence[Prompt]) -> None:
-    """Raises: DataError with the first rows whose environment is not there."""
+def check_rows(environment: EnvironmentConfig, prompts: Sequence[Prompt], *, played_here: bool) -> None:
+    """Raises: DataError with the first rows whose environment is not there. Args: as of ``start_worlds``."""
     if not environment.named:
         return
+    others = environment.settings.get("scored_by") if played_here else environment.name
     known = ", ".join(environment.named)
     bad = []
     for prompt in prompts:
         asked = prompt.extra_info.get(environment.column)
-        if asked is None and environment.name is None:
+        if asked is None and others is None:
             bad.append(f"{prompt.prompt_id} names none in column {environment.column}")
         elif asked is not None and str(asked) not in environment.named:
             bad.append(f"{prompt.prompt_id} names {asked!r}")
     if bad:
         more = f", and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
         what = f"rows without an environment that is there (named: {known}): {', '.join(bad[:MOST_SHOWN])}{more}"
-        fix = "add them to environment.named, or name one for all other rows with environment.name"
+        field = "environment.settings.scored_by" if played_here else "environment.name"
+        fix = f"add them to environment.named, or name one for all other rows with {field}"
         raise DataError(Problem(what, fix=fix, field="environment.named"))

@@ -83,10 +83,12 @@ def _open_problems(config: RunConfig) -> Iterator[Problem]:
             what = f"{SINGLE_TURN} gives no reward, so it scores no conversation of a program outside"
             fix = "leave it out: reward.terms score conversations that end without a reward"
             yield Problem(what, fix=fix, field=f"environment.named.{tag}.name")
-    if environment.validation_episodes is not None or config.data.validation_files:
-        what = "validation plays environments of the run, and this one is played by programs outside"
+    validated = environment.validation_episodes is not None or config.data.validation_files
+    if validated and not environment.named:
+        what = "programs outside play no validation, and environment.named has no environment that could"
         field = "data.validation_files" if config.data.validation_files else "environment.validation_episodes"
-        yield Problem(what, fix="leave it out, and evaluate checkpoints with posttrain evaluate", field=field)
+        fix = "add one to environment.named, or leave it out and evaluate checkpoints with posttrain evaluate"
+        yield Problem(what, fix=fix, field=field)
     if environment.conversation == "one_message":
         what = "programs outside ask for messages, and environment.conversation is one_message"
         yield Problem(what, fix="use environment.conversation=messages", field="environment.conversation")

@@ -10,6 +10,7 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.config.checks.environment import setting_problems_of
 from posttrain.config.environment import OPEN, EnvironmentConfig
+from posttrain.data.episodes import validation_episodes
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.environments.skyrl_gym import env_class_problems
 from posttrain.plan.own_code import find, method_problems, own_code_problems
@@ -32,6 +33,8 @@ def check_environments(config: RunConfig) -> list[Problem]:
         problems += _problems(name, settings, field, scores=environment.name == OPEN)
     if not problems:
         problems += _row_problems(config)
+    if not problems and environment.name == OPEN:
+        problems += _validation_problems(config)
     return problems
 
 
@@ -41,6 +44,29 @@ def _chosen(environment: EnvironmentConfig) -> Iterator[tuple[str, str, Mapping[
         yield "environment", environment.name, environment.settings
     for tag, each in environment.named.items():
         yield f"environment.named.{tag}", each.name, each.settings
+
+
+def _validation_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report the environments of an open run that its validation needs and that can only score."""
+    environment = config.environment
+    asked: set[Any] = set()
+    if environment.validation_episodes is not None:
+        asked = {prompt.extra_info.get(environment.column) for prompt in validation_episodes(environment)}
+    for file in config.data.validation_files:
+        from posttrain.data.column_values import column_values  # loads numpy and pyarrow, for files alone
+
+        with suppress(DataError):  # reported where the files are checked
+            asked |= column_values(file, environment.column, config.data)
+    others = environment.settings.get("scored_by")
+    if None in asked and others is None:
+        what = f"validation has rows that name no environment in column {environment.column} to play them"
+        yield Problem(what, fix="name one for them with environment.settings.scored_by", field="environment.named")
+    for tag in sorted({str(others if each is None else each) for each in asked} & {*environment.named}):
+        if ":" not in (name := environment.named[tag].name):
+            continue
+        field = f"environment.named.{tag}.name"
+        for problem in method_problems(find(name, holds="your environment"), METHODS, field=field):
+            yield replace(problem, what=f"{problem.what}, so it can score conversations but not play the validation")
 
 
 def _problems(name: str, settings: Mapping[str, Any], field: str, *, scores: bool) -> Iterator[Problem]:

@@ -59,7 +59,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(name: str | None = None, settings: dict[str, Any] | None = None, **more: Any) -> list[tuple[str, str, str]]:
     environment = {"name": name, "settings": settings or {}, **more}
-    data = {"train_files": more.pop("files", ["f.jsonl"])}
+    held_out = environment.pop("validation_files", [])
+    data = {"train_files": more.pop("files", ["f.jsonl"]), "validation_files": held_out}
     environment.pop("files", None)
     config = RunConfig.model_validate({"model": {"path": "m"}, "data": data, "environment": environment})
     return [(problem.field, problem.what, problem.fix) for problem in check_environments(config)]
@@ -141,6 +142,24 @@ def test_an_environment_of_an_open_run_steps_or_scores() -> None:
     )
     [(field, what, _)] = of_open("worlds.py:Judge", ends_after_s=400)
     assert field == "environment.settings.ends_after_s" and "fails after 300 s" in what
+
+
+def test_validation_of_an_open_run_needs_environments_that_can_be_played(here: Path) -> None:
+    named = {
+        "own": {"name": "worlds.py:Judge", "validation_weight": 0.0},
+        "maze": {"name": "worlds.py:Maze", "settings": {"size": 2}},
+    }
+    assert said("open", named=named, validation_episodes=4) == []
+    named["own"]["validation_weight"] = 1.0
+    found = said("open", named=named, validation_episodes=4)
+    assert {field for field, _, _ in found} == {"environment.named.own.name"}
+    assert found[0][1].startswith("worlds.py:Judge has no method 'reset'")
+    assert found[0][1].endswith("so it can score conversations but not play the validation")
+    (here / "held_out.jsonl").write_text('{"prompt": "a", "env_class": "maze"}\n{"prompt": "b"}\n')
+    [(field, what, fix)] = said("open", named=named, validation_files=["held_out.jsonl"])
+    assert field == "environment.named" and "name no environment in column env_class" in what
+    assert fix == "name one for them with environment.settings.scored_by"
+    assert said("open", {"scored_by": "maze"}, named=named, validation_files=["held_out.jsonl"]) == []
 
 
 def test_rows_name_environments_that_are_there(here: Path) -> None:
