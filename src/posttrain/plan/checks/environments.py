@@ -53,7 +53,8 @@ def _validation_problems(config: RunConfig) -> Iterator[Problem]:
     if environment.validation_episodes is not None:
         asked = {prompt.extra_info.get(environment.column) for prompt in validation_episodes(environment)}
     for file in config.data.validation_files:
-        from posttrain.data.column_values import column_values  # loads numpy and pyarrow, for files alone
+        # loads numpy and pyarrow, for files alone
+        from posttrain.data.column_values import column_values
 
         with suppress(DataError):  # reported where the files are checked
             asked |= column_values(file, environment.column, config.data)
