@@ -34,7 +34,8 @@ from posttrain.cli.plan import PLANS
 from posttrain.cli.request import load_request
 from posttrain.cli.verdict import verdict as judged
 from posttrain.dialects.scripts.base_files import arguments_of
-from posttrain.dialects.scripts.trainers import BASE_FILES, trainer_of
+from posttrain.dialects.scripts.own_programs import started_by
+from posttrain.dialects.scripts.trainers import BASE_FILES
 from posttrain.errors import RequestError
 
 VERL_FILES = "verl/trainer/config"
@@ -141,14 +142,14 @@ def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
 
 def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> Launch | None:
     """The request in a launcher's words; None where it starts something else."""
-    started = next((word for word in words if trainer_of(word)), None)
-    trainer = trainer_of(started) if started is not None else None
-    if started is None or trainer is None or trainer.dialect == "roll":
+    started = started_by(words, (folder, *script.parents))
+    if started is None or started[1].dialect == "roll":
         return None
+    place, trainer = started
     peer = trainer.dialect
     dialect = dialect if dialect.partition("@")[0] == peer else peer
     folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
-    rest = [word for word in words[words.index(started) + 1 :] if word]
+    rest = [word for word in words[place + 1 :] if word]
     try:
         arguments = arguments_of(trainer, rest, (folder, *script.parents))
     except RequestError as error:

@@ -21,13 +21,16 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
 
     Args: ``words`` follow the program in its command. ``roots`` are folders that the program's file may stand below: the
         current one, those above the script. ``where`` is the script's line.
-    Raises: ConfigError for a recipe whose algorithm is not here.
+    Raises: ConfigError for a recipe, or a program of the user's own, whose algorithm is not here.
     """
     recipe = recipe_of(trainer.written)
     if recipe is not None and recipe.refused:
         what = f"{trainer.written} is refused: {recipe.refused}"
         fix = "name verl.trainer.main_ppo in the script to train by PPO or GRPO with these keys"
         raise ConfigError(Problem(what, fix=fix, where=where))
+    if trainer.refused:
+        fix = f"name {trainer.module} in the script to train by its own loop with these keys"
+        raise ConfigError(Problem(f"{trainer.written} is refused: {trainer.refused}", fix=fix, where=where))
     rest, named = _named_file(words)
     base = _base(trainer, named, list(roots))
     if trainer.module in RENAMED:
@@ -38,7 +41,7 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
         or trainer.written.startswith("examples.train")
     ):
         rest = [_quoted(word) for word in rest]
-    return (*base, *rest, *keys_asked_by(trainer))
+    return (*base, *rest, *trainer.adds, *keys_asked_by(trainer))
 
 
 def _quoted(word: str) -> str:

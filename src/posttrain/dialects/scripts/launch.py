@@ -10,9 +10,10 @@ from pathlib import Path
 
 from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.commands import run_text, substitute
+from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
-from posttrain.dialects.scripts.trainers import Trainer, trainer_of
+from posttrain.dialects.scripts.trainers import Trainer
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
 _NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
@@ -96,13 +97,13 @@ def read_script(
                 raise ConfigError(_ends_early(shell, further, file))
             shell = further
     _check_given(shell, file, given or {})
-    call, trainer = _chosen(shell, file, wanted)
-    found, unknown = _launch(shell, call, trainer, arguments, leaves_out, takes_names, counts_devices)
+    call, place, trainer = _chosen(shell, file, wanted)
+    found, unknown = _launch(shell, call, place, trainer, arguments, leaves_out, takes_names, counts_devices)
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
         line=call.line,
-        notes=(*_lost_lines(call), *map(_guard_note, dict.fromkeys(shell.guards)), *unknown),
+        notes=(*_lost_lines(call), *trainer.notes, *map(_guard_note, dict.fromkeys(shell.guards)), *unknown),
     )
 
 
@@ -133,17 +134,22 @@ def _check_given(shell: Shell, file: Path, given: Mapping[str, str]) -> None:
         raise ConfigError(lacking)
 
 
-def trainer_calls(shell: Shell) -> list[tuple[Call, Trainer]]:
-    """The commands that start a trainer, in the order of the script."""
+def trainer_calls(shell: Shell) -> list[tuple[Call, int, Trainer]]:
+    """The commands that start a trainer, in the order of the script, with the place of its word in each."""
     found = []
     for call in shell.calls:
-        trainer = next((trainer for word in call.words if (trainer := trainer_of(word))), None)
-        if trainer is not None and call.words[0] not in ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill"):
-            found.append((call, trainer))
+        started = started_by(call.words, _roots(shell, call))
+        if started is not None:
+            found.append((call, *started))
     return found
 
 
-def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
+def _roots(shell: Shell, call: Call) -> tuple[Path, ...]:
+    """Folders that a program of a command may stand below."""
+    return (call.folder, *(Path.cwd() / shell.script).resolve().parents)
+
+
+def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, int, Trainer]:
     calls = trainer_calls(shell)
     if not calls and shell.ended:
         fix = "pass what it asks for: posttrain plan SCRIPT.sh VALUE ..."
@@ -159,7 +165,7 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
     if wanted > len(calls):
         raise ConfigError(Problem(f"{file}#{wanted}: the script calls {len(calls)} trainers"))
     if len(calls) > 1 and not wanted:
-        listed = ", ".join(f"{file}#{n} (line {call.line})" for n, (call, _) in enumerate(calls[:12], start=1))
+        listed = ", ".join(f"{file}#{n} (line {call.line})" for n, (call, _, _) in enumerate(calls[:12], start=1))
         names = tuple(f"{file}#{n}" for n in range(1, len(calls) + 1))
         raise SeveralTrainers(Problem(f"{file} calls {len(calls)} trainers", fix=f"choose one: {listed}"), names)
     return calls[max(wanted, 1) - 1]
@@ -168,6 +174,7 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, Trainer]:
 def _launch(
     shell: Shell,
     call: Call,
+    place: int,
     trainer: Trainer,
     given: Sequence[str],
     leaves_out: Callable[[str, str, bool], str],
@@ -175,7 +182,6 @@ def _launch(
     counts_devices: Callable[[str, str], bool],
 ) -> tuple[tuple[str, ...], list[str]]:
     """The arguments, and notes about those that are not known and do not count."""
-    place = next(number for number, word in enumerate(call.words) if trainer_of(word))
     passed = {*call.words, *shell.read_arguments}
     given = [word for word in given if word not in passed]
     written = [word for word in call.words[place + 1 :] if shell.as_tested(word) != ""]
@@ -207,8 +213,7 @@ def _launch(
     if problems:
         raise ConfigError(_at_once(shell, words, problems))
     words += given
-    script = (Path.cwd() / shell.script).resolve()
-    arguments = arguments_of(trainer, words, (call.folder, *script.parents), f"{shell.script}:{call.line}")
+    arguments = arguments_of(trainer, words, _roots(shell, call), f"{shell.script}:{call.line}")
     for name in arguments:
         line = shell.written.get(shell.path(name)) or shell.written.get(call.folder / name)
         if line:

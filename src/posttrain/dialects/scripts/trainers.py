@@ -87,6 +87,10 @@ class Trainer:
     module: str  # the peer's own entry point
     dialect: str
     written: str  # the module as the script names it, in dots
+    # Of a program of the user's own: the parts that it replaces, why it is refused, and overrides that say the same as its code
+    notes: tuple[str, ...] = ()
+    refused: str = ""
+    adds: tuple[str, ...] = ()
 
 
 def trainer_of(word: str) -> Trainer | None:

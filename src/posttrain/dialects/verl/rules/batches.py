@@ -266,7 +266,7 @@ def _divides(keys: Reader, name: str, total: int, copies: int) -> bool:
     0.1 compares the two on one device, later versions as they are written.
     """
     written = keys[f"{name.rpartition('.')[0]}.ppo_mini_batch_size"]
-    if keys.ledger.version == "0.1":
+    if keys.ledger.version == "0.1" and not keys.here:
         return bool(written // copies % (total // copies) == 0)
     return bool(written % total == 0)
 

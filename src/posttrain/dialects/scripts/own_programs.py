@@ -1,0 +1,245 @@
+"""Programs of the user's own that build a peer's trainer: found in a checkout and parsed, never run.
+
+A program that imports verl's RayPPOTrainer, its main_ppo or SFT trainer, or SkyRL's BasePPOExp starts that trainer with the same
+keys. The parts that it replaces are named; one that changes the algorithm is refused with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.dialects.scripts.peer_trainers import (
+    BASES,
+    LOOP_CALLS,
+    OUTSIDE_THE_LOOP,
+    Peer,
+)
+from posttrain.dialects.scripts.trainers import Trainer, trainer_of
+
+_SHOWS = ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill")  # commands that may name a program without starting it
+_COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind))}
+_DEPTH = 3  # files of base classes that are followed
+
+
+def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Trainer] | None:
+    """The place of the word in a command that starts a trainer, and the trainer; None for another command.
+
+    Args: ``roots`` are folders that a program of the user's own may stand below: the current one, those above the script.
+    """
+    if not words or words[0] in _SHOWS:
+        return None
+    for place, word in enumerate(words):
+        if (trainer := trainer_of(word)) is not None:
+            return place, trainer
+    for place, word in enumerate(words):
+        is_module = place > 0 and words[place - 1] == "-m" and re.fullmatch(r"\w+(\.\w+)*", word)
+        if not is_module and not re.fullmatch(r"[\w./-]+\.py", word):
+            continue
+        path = Path(*word.split(".")).with_suffix(".py") if is_module else Path(word)
+        file = next((root / path for root in roots if (root / path).is_file()), None)
+        trainer = _trainer(file, word, tuple(roots)) if file is not None else None
+        if trainer is not None:
+            return place, trainer
+    return None
+
+
+@dataclass(slots=True)
+class _Replaced:
+    """What a program puts in the place of the peer's own parts."""
+
+    notes: list[str] = field(default_factory=list)
+    refused: str = ""
+    adds: list[str] = field(default_factory=list)  # overrides that say the same
+
+
+def _trainer(file: Path, word: str, roots: tuple[Path, ...]) -> Trainer | None:
+    source = _parsed(file)
+    if source is None:
+        return None
+    found = list(_peers(file, source, roots, _DEPTH))
+    if not found:
+        return None
+    peer = found[0].peer
+    replaced = _Replaced([f"{word} is a program of your own that builds {peer.name}; it is parsed, not run"])
+    for definition, place, theirs in dict.fromkeys(
+        (definition, place, one.peer) for one in found for definition, place in one.classes
+    ):
+        _look_at_class(definition, place, theirs, replaced)
+    for theirs in dict.fromkeys(one.peer for one in found):
+        _look_at_patches(file, source, roots, theirs, replaced)
+    if peer.dialect == "verl":
+        _look_at_rewards(file, source, replaced)
+    written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+    return Trainer(peer.module, peer.dialect, written, tuple(replaced.notes), replaced.refused, tuple(replaced.adds))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    peer: Peer
+    classes: tuple[tuple[ast.ClassDef, Path], ...] = ()  # subclasses of the peer's own, with their files
+
+
+def _peers(file: Path, source: ast.Module, roots: tuple[Path, ...], depth: int) -> Iterator[_Found]:
+    """The peers' trainers that a file imports or derives from; one with subclasses first."""
+    imported = _imports(source)
+    defined = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
+    plain: list[_Found] = []
+    for each in imported.values():
+        if each.peer is not None:
+            plain.append(_Found(each.peer))
+        elif each.name.endswith(("Trainer", "Exp", "TaskRunner")) and (inner := _file_of(each.module, file, roots)):
+            parsed = _parsed(inner)
+            if parsed is not None and (chain := _chain(each.name, inner, parsed, roots, depth)):
+                yield chain
+    for name in defined:
+        if chain := _chain(name, file, source, roots, depth):
+            yield chain
+    yield from plain
+
+
+def _chain(name: str, file: Path, source: ast.Module, roots: tuple[Path, ...], depth: int) -> _Found | None:
+    """The class and those that it derives from, up to the peer's own; None where it does not derive from one."""
+    definition = next((node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if definition is None or not depth:
+        return None
+    imported = _imports(source)
+    for base in definition.bases:
+        above = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+        given = imported.get(above)
+        if given is not None and given.peer is not None:
+            return _Found(given.peer, ((definition, file),))
+        inner = _file_of(given.module, file, roots) if given else file
+        parsed = _parsed(inner) if inner else None
+        if inner and parsed and (further := _chain(given.name if given else above, inner, parsed, roots, depth - 1)):
+            return _Found(further.peer, ((definition, file), *further.classes))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Import:
+    module: str  # with the dots of a relative one
+    name: str  # as the module has it
+
+    @property
+    def peer(self) -> Peer | None:
+        peer = BASES.get(self.name)
+        return peer if peer is not None and re.search(peer.modules, self.module) else None
+
+
+def _imports(source: ast.Module) -> dict[str, _Import]:
+    """Every imported name, also inside functions."""
+    return {
+        each.asname or each.name: _Import("." * node.level + (node.module or ""), each.name)
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
+
+
+def _file_of(module: str, beside: Path, roots: Sequence[Path]) -> Path | None:
+    if not module.strip("."):
+        return None
+    path = Path(*module.strip(".").split(".")).with_suffix(".py")
+    above = len(module) - len(module.lstrip("."))
+    places = [beside.parents[above - 1]] if 0 < above <= len(beside.parents) else [beside.parent, *roots]
+    return next((place / path for place in places if (place / path).is_file()), None)
+
+
+def _parsed(file: Path) -> ast.Module | None:
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _Replaced) -> None:
+    """Note the methods of a subclass that replace the peer's own, and refuse those that change the algorithm."""
+    own = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    overridden = [name for name in own if name in peer.methods]
+    if overridden:
+        listed = ", ".join(f"{name} (line {own[name].lineno})" for name in overridden)
+        replaced.notes.append(
+            f"{definition.name} of {file}:{definition.lineno} overrides {listed}, which are not called"
+        )
+    for name in overridden:
+        _look_at_method(own[name], f"{definition.name}.{name}", file, peer, replaced, set(own))
+
+
+def _look_at_method(
+    method: ast.FunctionDef | ast.AsyncFunctionDef,
+    title: str,
+    file: Path,
+    peer: Peer,
+    replaced: _Replaced,
+    own: set[str],
+) -> None:
+    if replaced.refused or method.name in OUTSIDE_THE_LOOP:
+        return
+    if peer.dialect != "verl":
+        replaced.refused = f"{title} (line {method.lineno} of {file}) puts another part in the place of its own"
+        return
+    for node in ast.walk(method):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        if name and name not in LOOP_CALLS and name not in _COMMON and (name in own or not name.startswith("__")):
+            at = f"{title} (line {method.lineno} of {file})"
+            replaced.refused = f"{at} calls {name} (line {node.lineno}), which {peer.name} does not"
+            return
+
+
+def _look_at_patches(file: Path, source: ast.Module, roots: tuple[Path, ...], peer: Peer, replaced: _Replaced) -> None:
+    """``RayPPOTrainer.fit = fit``: a method of the peer's class that the program replaces."""
+    imported = _imports(source)
+    for node in ast.walk(source):
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)):
+            continue
+        target = node.targets[0]
+        if not (isinstance(target.value, ast.Name) and isinstance(node.value, ast.Name)):
+            continue
+        theirs, given = imported.get(target.value.id), imported.get(node.value.id)
+        if theirs is None or theirs.peer is not peer:
+            continue
+        place = _file_of(given.module, file, roots) if given else file
+        parsed = _parsed(place) if place else None
+        functions = {each.name: each for each in parsed.body if isinstance(each, ast.FunctionDef)} if parsed else {}
+        method = functions.get(given.name if given else node.value.id)
+        title = f"{target.value.id}.{target.attr}"
+        replaced.notes.append(f"{title} is replaced at {file}:{node.lineno}; the replacement is not called")
+        if method is None or place is None:
+            replaced.refused = (
+                replaced.refused or f"{title} is replaced at {file}:{node.lineno} by code that is not here"
+            )
+        else:
+            _look_at_method(method, title, place, peer, replaced, set())
+
+
+def _look_at_rewards(file: Path, source: ast.Module, replaced: _Replaced) -> None:
+    """A score function that the program passes on is verl's custom_reward_function; other reward code is named."""
+    functions = {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(source):
+        for given in node.keywords if isinstance(node, ast.Call) else ():
+            if not isinstance(given.value, ast.Name):
+                continue
+            if given.arg == "compute_score" and given.value.id in functions:
+                replaced.adds += [
+                    f"++custom_reward_function.path={file}",
+                    f"++custom_reward_function.name={given.value.id}",
+                ]
+                return
+    for node in ast.walk(source):
+        made = node.value if isinstance(node, ast.Assign) else None
+        targets = (
+            [each.id for each in node.targets if isinstance(each, ast.Name)] if isinstance(node, ast.Assign) else []
+        )
+        if "reward_fn" in targets and isinstance(made, ast.Call):
+            maker = ast.unparse(made.func)
+            replaced.notes.append(
+                f"reward_fn is made by {maker} at {file}:{made.lineno}, which is not called: scores come from "
+                "the rows' data_source, or from custom_reward_function"
+            )
+            return

@@ -1,0 +1,89 @@
+"""Facts about the peers' trainer classes: where they are imported from, their methods, and what verl's own loop calls.
+
+Source: verl/trainer/ppo/ray_trainer.py of every release of verl from 0.1 to 0.9, and SkyRL's entrypoints/main_base.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A trainer of a peer that programs of third parties build."""
+
+    name: str
+    module: str  # the peer's own entry point
+    dialect: str
+    modules: str  # a pattern of the modules that its class is imported from
+    methods: frozenset[str] = frozenset()  # those of its class
+
+
+_RAY_METHODS = frozenset(
+    """fit _validate _validate_config _create_dataloader init_workers _save_checkpoint _load_checkpoint _balance_batch
+    _get_gen_batch _compute_values _compute_ref_log_prob _compute_old_log_prob _compute_or_extract_reward
+    _compute_reward_colocate _update_actor _update_critic compute_rollout_importance_weights_and_add_to_batch
+    _dump_generations _log_rollout_data _maybe_log_val_generations _maybe_log_val_generations_to_wandb
+    _merge_validation_results _val_metrics_update _write_generations _start_profiling _stop_profiling""".split()  # noqa: SIM905
+)
+# Methods whose replacement leaves a step's numbers as they are: they check, report, save, place workers or read rows
+OUTSIDE_THE_LOOP = _RAY_METHODS - frozenset(
+    """fit _get_gen_batch _compute_values _compute_ref_log_prob _compute_old_log_prob _compute_or_extract_reward
+    _compute_reward_colocate _update_actor _update_critic compute_rollout_importance_weights_and_add_to_batch""".split()  # noqa: SIM905
+) | {"get_tracker", "get_cfg_as_str", "get_train_dataset", "get_eval_dataset", "get_colocate_pg"}
+_RAY = Peer(
+    "verl's PPO trainer", "verl.trainer.main_ppo", "verl", r"^verl\.(\w+\.)*ray_trainer$|^\.*ray_trainer$", _RAY_METHODS
+)
+_MAIN = Peer("verl's PPO trainer", "verl.trainer.main_ppo", "verl", r"^verl\.(\w+\.)*main_ppo$")
+_SFT = Peer("verl's SFT trainer", "verl.trainer.fsdp_sft_trainer", "verl", r"^verl\.trainer\.fsdp_sft_trainer$")
+_EXP = Peer(
+    "SkyRL's trainer",
+    "skyrl_train.entrypoints.main_base",
+    "skyrl",
+    r"^skyrl(_train|\.train)\.entrypoints\.main_base$",
+    frozenset(
+        """get_cfg_as_str get_train_dataset get_eval_dataset get_colocate_pg get_generator get_trainer get_tracker
+        get_inference_client _setup_trainer""".split()  # noqa: SIM905
+    ),
+)
+# Names that a program imports -> the trainer that it builds
+BASES = {
+    "RayPPOTrainer": _RAY,
+    "run_ppo": _MAIN,
+    "main_task": _MAIN,
+    "TaskRunner": _MAIN,
+    "FSDPSFTTrainer": _SFT,
+    "BasePPOExp": _EXP,
+}
+# Calls of verl's own RayPPOTrainer, by the last name. A loop that calls others computes something that verl's does not.
+LOOP_CALLS = frozenset(
+    """
+    AdaptiveKLController AgentLoopManager AsyncLLMServerManager CheckpointEngineManager DataLoader FixedKLController
+    Generator MultiTeacherModelManager RLHFDataset RandomSampler RandomState RayClassWithInitArgs RewardLoopManager
+    RolloutSkip SequentialSampler StatefulDataLoader Table ThreadPoolExecutor Timer Tracking TrainingWorkerConfig
+    ValidationGenerationsLogger _balance_batch _compute_old_log_prob _compute_or_extract_reward _compute_ref_log_prob
+    _compute_reward_colocate _compute_values _create_dataloader _dump_generations _get_dp_size _get_gen_batch
+    _init_dump_executor _load_checkpoint _log_rollout_data _maybe_log_val_generations _maybe_log_val_generations_to_wandb
+    _query_dispatch_info _save_checkpoint _shutdown_dump_executor _start_profiling _stop_profiling _timer _update_actor
+    _update_critic _val_metrics_update _validate _validate_config add_data agg_loss apply_bypass_mode apply_kl_penalty
+    apply_rollout_correction array asarray assign_non_tensor async_calls_finalize_fn_exec batch_decode
+    calculate_debug_metrics calculate_workload cat check_mutually_exclusive close compute_advantage compute_data_metrics
+    compute_log_prob compute_ref_log_prob compute_response_mask compute_reward compute_rm_score
+    compute_rollout_correction_and_add_to_batch compute_rollout_importance_weights
+    compute_rollout_importance_weights_and_add_to_batch compute_spec_decode_metrics compute_throughout_metrics
+    compute_timing_metrics compute_values compute_variance_proxy_metrics concat concatenate cpu create
+    create_colocated_worker_cls create_resource_pool create_rl_dataset create_rl_sampler debug decode deepcopy defaultdict
+    deprecated detach done dump_memory_snapshot dumps error exists exp extract_reward find_latest_ckpt_path
+    from_single_dict from_tensordict generate_sequences get_client get_group_balanced_partitions get_kl_controller
+    get_n_gpus get_replicas get_resource_pool get_seqlen_balanced_partitions get_tensordict getcwd infer_batch info init
+    init_model is_distillation_enabled isabs item left_right_2_no_padding load load_checkpoint load_class_from_fqn
+    load_state_dict local_mkdir local_mkdir_safe log log_dict log_seqlen_unbalance makedirs manual_seed marked_timer
+    masked_select mean need_critic need_reference_policy need_reward_model need_teacher_policy no_padding_2_padding numpy
+    omega_conf_to_dataclass on_batch_end ones open_dict pad_dataproto_to_divisor partial perf_counter pprint
+    process_validation_metrics ray_worker_group_cls reduce_metrics remote rename_dict reorder repeat reset result
+    resume_dataset_state reward_fn save save_checkpoint select set_loss_fn set_step set_struct should_save_ckpt_esi
+    shuffle shutdown size sleep sleep_replicas spawn start_profile state_dict std stop_profile submit tensor tensor_split
+    time to to_container to_tensordict tolist tqdm train_mini_batch unpad_dataproto update_actor update_critic
+    update_weights uuid4 val_reward_fn view wake_up warning wrap_generate_sequences write zeros
+""".split()  # noqa: SIM905
+)

@@ -1,0 +1,114 @@
+"""Programs of third parties that build a peer's trainer: recognised by their imports, what they replace is named or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli.request import load_request
+from posttrain.dialects.scripts.launch import Launch, read_script
+from posttrain.errors import ConfigError
+
+IMPORT = "from verl.trainer.ppo.ray_trainer import RayPPOTrainer\n"
+MAIN = '@hydra.main(config_path="config", config_name="mine")\ndef main(config): ...\n'
+
+
+def launched(folder: Path, program: str, command: str = "python3 mine.py", **files: str) -> Launch:
+    (folder / "mine.py").write_text(program)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    script = folder / "run.sh"
+    script.write_text(f"{command} algorithm.adv_estimator=grpo\n")
+    return read_script(str(script), (), {}, folder=folder)
+
+
+@pytest.mark.parametrize("command", ["python3 mine.py", "python -m mine", "torchrun --nnodes 1 ./mine.py"])
+def test_a_program_that_builds_verls_trainer_is_verls_trainer(tmp_path: Path, command: str) -> None:
+    launch = launched(tmp_path, IMPORT, command)
+    assert (launch.dialect, launch.arguments) == ("verl", ("algorithm.adv_estimator=grpo",))
+    assert "is a program of your own that builds verl's PPO trainer" in launch.notes[0]
+
+
+def test_it_starts_from_the_file_that_its_decorator_names(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/mine.yaml").write_text("defaults: [ppo_trainer]\n")
+    assert launched(tmp_path, IMPORT + MAIN).arguments[0] == str(tmp_path / "config/mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("program", "dialect"),
+    [
+        ("from verl.trainer.main_ppo import run_ppo\n", "verl"),
+        ("from verl.trainer.fsdp_sft_trainer import FSDPSFTTrainer\n", "verl"),
+        ("def main():\n    from verl.trainer.ppo.ray_trainer import RayPPOTrainer\n", "verl"),
+        ("from skyrl_train.entrypoints.main_base import BasePPOExp\n", "skyrl"),
+        ("from skyrl.train.entrypoints.main_base import BasePPOExp as Base\nclass E(Base): ...\n", "skyrl"),
+        ("from .inner import MineTrainer\n", "verl"),
+    ],
+)
+def test_every_way_to_a_peers_trainer_is_seen(tmp_path: Path, program: str, dialect: str) -> None:
+    inner = f"{IMPORT}class MineTrainer(RayPPOTrainer):\n    def _validate(self): ...\n"
+    assert launched(tmp_path, program, inner=inner).dialect == dialect
+
+
+@pytest.mark.parametrize("program", ["import torch\n", "from other.ray import RayPPOTrainer\n", "def broken(:\n"])
+def test_other_programs_are_none(tmp_path: Path, program: str) -> None:
+    with pytest.raises(ConfigError, match="no trainer is called"):
+        launched(tmp_path, program)
+
+
+LOOP = """
+class Mine(RayPPOTrainer):
+    def _save_checkpoint(self):
+        anything(self)
+    def fit(self):
+        for batch in self.train_dataloader:
+            batch = compute_advantage(batch)
+            {call}
+            self.actor_rollout_wg.update_actor(batch)
+"""
+
+
+def test_a_loop_that_calls_what_verls_calls_is_named_and_not_run(tmp_path: Path) -> None:
+    launch = launched(tmp_path, IMPORT + LOOP.format(call="print(len(batch))"))
+    assert "Mine of" in launch.notes[1] and "overrides _save_checkpoint (line 4), fit (line 6)" in launch.notes[1]
+
+
+def test_a_loop_that_calls_something_else_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Mine.fit \(line 6 of .*mine.py\) calls sort_by_lean \(line 9\), which verl's PPO"
+    ):
+        launched(tmp_path, IMPORT + LOOP.format(call="batch = sort_by_lean(batch)"))
+
+
+def test_a_method_that_is_replaced_from_outside(tmp_path: Path) -> None:
+    patch = f"from split import fit\n{IMPORT}RayPPOTrainer.fit = fit\n"
+    launch = launched(tmp_path, patch, split="def fit(self):\n    self.actor_rollout_wg.update_actor(1)\n")
+    assert "RayPPOTrainer.fit is replaced at" in launch.notes[1]
+    with pytest.raises(ConfigError, match=r"RayPPOTrainer.fit \(line 1 of .*split.py\) calls pairs \(line 2\)"):
+        launched(tmp_path, patch, split="def fit(self):\n    pairs(1)\n")
+
+
+def test_skyrls_generator_of_the_users_own_is_refused(tmp_path: Path) -> None:
+    program = "from skyrl_train.entrypoints.main_base import BasePPOExp\nclass E(BasePPOExp):\n    def {}(self): ...\n"
+    with pytest.raises(ConfigError, match=r"E.get_generator \(line 3"):
+        launched(tmp_path, program.format("get_generator"))
+    assert "overrides get_tracker (line 3)" in launched(tmp_path, program.format("get_tracker")).notes[1]
+
+
+def test_a_score_function_that_is_passed_on_scores_the_run(tmp_path: Path) -> None:
+    program = "from verl.trainer.main_ppo import run_ppo\ndef score(solution_str, ground_truth):\n    return 1.0\n"
+    program += "run_ppo(None, compute_score=score)\n"
+    launch = launched(tmp_path, program)
+    assert launch.arguments[-2:] == (
+        f"++custom_reward_function.path={tmp_path / 'mine.py'}",
+        "++custom_reward_function.name=score",
+    )
+    loaded = load_request([*launch.arguments, "data.train_files=x"], "verl", here=True, skip_files=True)
+    assert loaded.config.reward.terms[0].path == str(tmp_path / "mine.py")
+
+
+def test_reward_code_that_is_not_called_is_named(tmp_path: Path) -> None:
+    launch = launched(tmp_path, f"{IMPORT}reward_fn = RewardManager(num_examine=0)\n")
+    assert "reward_fn is made by RewardManager at" in launch.notes[1] and "which is not called" in launch.notes[1]
