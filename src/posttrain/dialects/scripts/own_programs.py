@@ -21,7 +21,8 @@ from posttrain.dialects.scripts.peer_trainers import (
 )
 from posttrain.dialects.scripts.trainers import Trainer, trainer_of
 
-_SHOWS = ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill")  # commands that may name a program without starting it
+# Commands that may name a program without starting it
+_SHOWS = ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill")
 _COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind))}
 _DEPTH = 3  # files of base classes that are followed
 
@@ -50,7 +51,7 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
 
 @dataclass(slots=True)
 class _Replaced:
-    """What a program puts in the place of the peer's own parts."""
+    """Parts of the peer's trainer that a program replaces."""
 
     notes: list[str] = field(default_factory=list)
     refused: str = ""

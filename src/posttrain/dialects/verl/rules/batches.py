@@ -293,6 +293,11 @@ def _check_micro_batch(keys: Reader, section: str, mini: int, size: int, copies:
         return
     key = f"{section}.ppo_mini_batch_size"
     fitting = divisors_around(each, min(size, each))[0]
+    if keys.here:
+        keys.warn(
+            f"{key} does not split over {copies} devices in micro-batches of {size}: verl stops there, --here has one"
+        )
+        return
     stride = copies * size // math.gcd(copies * size, samples)
     more = -(-mini // stride) * stride
     shares = _shares(keys, layout)
