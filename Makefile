@@ -37,7 +37,7 @@ test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
 
 test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights, Ray), three files at a time: many wait for processes
 	@$(BIN)/python -m pytest -m "slow and not gpu" --numprocesses 3 --dist loadfile --no-loadscope-reorder \
-		--durations 25 $(ARGS)
+		--durations 120 $(ARGS)
 
 vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run a real server of
 	@echo "POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python make test-slow ARGS='-k real-vllm'"
