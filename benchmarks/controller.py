@@ -7,7 +7,8 @@ Every size is a process of its own: groups of 8, responses of 1 to --tokens toke
 and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE keeps a profile of the
 driver, in its CPU seconds. Seconds are of the driver, median of the steps after the first, by phase; sampling is making the
 tokens and handing complete groups to the rewards. CPU seconds are of the driver's process alone: on a machine with other work
-they say more than seconds. Memory is what the peak grows by after the start.
+they say more than seconds, and those without rollout, log-probs and update are a step besides its models. Memory is what the
+peak grows by after the start.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from step import REWARD
 
 GROUP = 8
 PHASES = ("rollout", "reward", "logprobs", "update", "outside of these", "step", "CPU of the driver")
+MODELS = ("rollout", "logprobs", "update")  # phases that are besides the point of docs/benchmarks.md's floor
+BESIDES, USER = "CPU besides rollout and update", "of it in user mode"
 
 
 def main() -> None:
@@ -63,7 +69,7 @@ def tell(found: dict[int, dict[str, Any]]) -> None:
     from common import print_table
 
     rows = []
-    for name in PHASES:
+    for name in (*PHASES, BESIDES, USER):
         seconds = {samples: each["seconds"][name] for samples, each in found.items()}
         rows.append([name, *(f"{spent:.3f} ({1e6 * spent / samples:.0f})" for samples, spent in seconds.items())])
     for what in ("memory", "to the driver", "from the driver"):
@@ -75,7 +81,10 @@ def tell(found: dict[int, dict[str, Any]]) -> None:
 
 def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     """A run of a few steps; what it measured goes to folder/found.json."""
-    from posttrain.models.tiny import write_tiny_model
+    from posttrain.cli.process import importing
+
+    with importing():
+        from posttrain.models.tiny import write_tiny_model
 
     prompts = samples // GROUP
     rows = [
@@ -105,26 +114,43 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         sections["placement"] = {"devices": arguments.workers, "runtime": "ray", "device": "cpu"}
     if arguments.reward == "gsm8k":
         sections["reward"] = {"terms": [{"name": "gsm8k"}]}
-    from posttrain.cli.process import prepare
+    from posttrain.cli.process import importing, prepare
     from posttrain.config import RunConfig
-    from posttrain.registry import plug_in
 
-    plug_in(["null_engines"])
-    config = RunConfig.model_validate(sections)
-    prepare(config)
-    from posttrain.build.train import train_run
-    from posttrain.loops import rl_sync
+    with importing():  # as the command line does
+        from posttrain.registry import plug_in
+
+        plug_in(["null_engines"])
+        config = RunConfig.model_validate(sections)
+        prepare(config)
+        from posttrain.build.train import train_run
+        from posttrain.loops import rl_sync
+        from posttrain.run.clock import Clock
 
     traffic = Traffic()
     if arguments.workers:
         traffic.listen()
     before: list[int] = []
     cpu: list[float] = []  # seconds at the start of each step
-    first = rl_sync.sample_groups
+    besides: list[Cpu] = []  # the same, without the phases of models
+    first, phase = rl_sync.sample_groups, Clock.phase
+    in_models = Cpu(0.0, 0.0)
+
+    @contextmanager
+    def counted_phase(clock: Any, name: str, *given: Any, **how: Any) -> Iterator[None]:
+        nonlocal in_models
+        began = Cpu.now()
+        with phase(clock, name, *given, **how):
+            yield
+        if name in MODELS:
+            in_models = in_models.plus(Cpu.now().less(began))
+
+    Clock.phase = counted_phase  # type: ignore[method-assign]
 
     def begun(*given: Any, **how: Any) -> Any:
         before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         cpu.append(time.process_time())
+        besides.append(Cpu.now().less(in_models))
         traffic.step += 1
         return first(*given, **how)
 
@@ -136,6 +162,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     else:
         train_run(config)
     cpu.append(time.process_time())
+    besides.append(Cpu.now().less(in_models))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     measured = [step for step in steps if "time/step_s" in step][1:]
@@ -147,10 +174,29 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         | {
             "outside of these": seconds["step"] - phases,
             "CPU of the driver": median(end - start for start, end in pairwise(cpu[1:])),
+            BESIDES: median(sum(end.less(start)) for start, end in pairwise(besides[1:])),
+            USER: median(end.less(start).user for start, end in pairwise(besides[1:])),
         },
         "memory": (peak - before[0]) / 1024,
     } | traffic.mib()
     (folder / "found.json").write_text(json.dumps(found))
+
+
+class Cpu(NamedTuple):
+    """CPU seconds of this process."""
+
+    user: float
+    system: float
+
+    @classmethod
+    def now(cls) -> Cpu:
+        return cls(*os.times()[:2])
+
+    def plus(self, other: Cpu) -> Cpu:
+        return Cpu(self.user + other.user, self.system + other.system)
+
+    def less(self, other: Cpu) -> Cpu:
+        return Cpu(self.user - other.user, self.system - other.system)
 
 
 class Traffic:

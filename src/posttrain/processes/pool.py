@@ -102,11 +102,11 @@ class WorkerPool:
 
     def submit_written(self, calls: Sequence[str], seeds: Sequence[int]) -> list[Future[Reply]]:
         """``submit`` many calls that are written by wire.py already, each with its seed."""
+        futures: list[Future[Reply]] = [Future() for _ in calls]
         waiting = [
-            WaitingCall[Reply](f'{{"call": {call}, "seed": {seed}}}'.encode(), Future())
-            for call, seed in zip(calls, seeds, strict=True)
+            WaitingCall(f'{{"call": {call}, "seed": {seed}}}'.encode(), future)
+            for call, seed, future in zip(calls, seeds, futures, strict=True)
         ]
-        futures = [call.future for call in waiting]
         if not self._waiting.put(waiting):
             for future in futures:
                 future.set_result(_CLOSED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,3 +82,9 @@ def digest_of(token_ids: Sequence[int] | NDArray[Any]) -> bytes:
     # array makes a quarter of NumPy's time of a tuple
     numbers = token_ids.astype(np.int64) if isinstance(token_ids, np.ndarray) else array("q", token_ids)
     return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+
+
+def equal_keys(rows: Sequence[Sequence[int]]) -> Sequence[Hashable]:
+    """Return a key for each row of token ids: equal ones for equal rows. Rows that are tuples are keys themselves, which takes
+    a fraction of the time of a digest."""
+    return rows if all(type(row) is tuple for row in rows) else [digest_of(row) for row in rows]  # type: ignore[return-value]

@@ -51,7 +51,7 @@ class Stretches:
 
     def write(self, rows: NDArray[Any]) -> None:
         """Write the values into rows, [B, T]."""
-        found = [array.read() for array in self.arrays]
+        found = [each.read() for each in self.arrays]
         places = zip(
             self.numbers.tolist(), self.starts.tolist(), self.lengths.tolist(), self.columns.tolist(), strict=True
         )
@@ -181,22 +181,24 @@ def padded(*parts: tuple[Sequence[Sequence[float]], Tensor], width: int, dtype: 
     Args: parts, B rows and the columns [B] at which they begin, of each; width T.
     """
     whole = StoredTensor(tuple(_stretches(rows, columns, dtype) for rows, columns in parts), width, dtype)
-    return whole if any(isinstance(row, StoredRow) for rows, _ in parts for row in rows) else whole.read()
+    return whole if any(type(row) is StoredRow for rows, _ in parts for row in rows) else whole.read()
 
 
 def _stretches(rows: Sequence[Sequence[float]], columns: Tensor, dtype: torch.dtype) -> Stretches:
     """Describe rows. Those that are not stored are held in one array of this process, equal objects once."""
-    others = {id(row): row for row in rows if not isinstance(row, StoredRow)}
+    # A StoredRow is compared by its type, because isinstance of an abstract sequence takes many times as long
+    others = {id(row): row for row in rows if type(row) is not StoredRow}
     precise = np.float64 if dtype.is_floating_point else np.int64
     values = np.fromiter(chain.from_iterable(others.values()), precise, sum(map(len, others.values())))
-    array, starts = HeldArray(values), accumulate(map(len, others.values()), initial=0)
-    held = {key: StoredRow(array, start, len(others[key])) for key, start in zip(others, starts, strict=False)}
-    found = [row if isinstance(row, StoredRow) else held[id(row)] for row in rows]
-    arrays = {id(row.array): row.array for row in found}
-    numbers = {key: number for number, key in enumerate(arrays)}
+    here = HeldArray(values)
+    starts = accumulate(map(len, others.values()), initial=0)
+    held = {key: StoredRow(here, start, len(row)) for (key, row), start in zip(others.items(), starts, strict=False)}
+    found = [row if type(row) is StoredRow else held[id(row)] for row in rows]
+    numbers: dict[StoredArray, int] = {}
+    of = [numbers.setdefault(row.array, len(numbers)) for row in found]
     return Stretches(
-        arrays=tuple(arrays.values()),
-        numbers=np.array([numbers[id(row.array)] for row in found], np.int32),
+        arrays=tuple(numbers),
+        numbers=np.array(of, np.int32),
         starts=np.array([row.start for row in found], np.int64),
         lengths=np.array([row.length for row in found], np.int32),
         columns=columns.numpy().astype(np.int32),
@@ -235,7 +237,7 @@ def concatenated(parts: Sequence[StoredTensor]) -> StoredTensor:
     pieces = [each.parts[0] for each in parts]
     offsets = np.cumsum([0, *(len(piece.arrays) for piece in pieces[:-1])])
     part = Stretches(
-        arrays=tuple(array for piece in pieces for array in piece.arrays),
+        arrays=tuple(each for piece in pieces for each in piece.arrays),
         numbers=np.concatenate([piece.numbers + offset for piece, offset in zip(pieces, offsets, strict=True)]).astype(
             np.int32
         ),

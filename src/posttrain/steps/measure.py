@@ -15,7 +15,7 @@ from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
-from posttrain.records.stored_rows import digest_of
+from posttrain.records.stored_rows import equal_keys
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
 
 GAP_THRESHOLD = 0.1  # nats
@@ -151,7 +151,7 @@ def weights_of_rows(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Te
 def length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
     lengths = [trajectory.sampled_tokens for trajectory in trajectories]
-    texts = Counter(digest_of(trajectory.token_ids) for trajectory in trajectories)
+    texts = Counter(equal_keys([trajectory.token_ids for trajectory in trajectories]))
     prompts = [len(group.group.first_prompt) for group in groups]
     cut = sum(trajectory.stop_reason is StopReason.LENGTH for trajectory in trajectories)
     # By id, because a filter may copy groups.

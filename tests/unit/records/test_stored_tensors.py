@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from posttrain.records.stored_rows import HeldArray, StoredRow, digest_of
+from posttrain.records.stored_rows import HeldArray, StoredRow, digest_of, equal_keys
 from posttrain.records.stored_tensors import (
     StoredTensor,
     concatenated,
@@ -143,3 +144,14 @@ def test_runs_give_the_values_back_to_the_bit(rows: list[list[Any]]) -> None:
 @pytest.mark.parametrize("row", [[0, 1, 1], [1, 0, 1], [1, 2, 0], [0.0, -0.0, 0.0], [1.0, 1.0, -0.0]])
 def test_other_values_are_no_runs(row: list[Any]) -> None:
     assert runs_of(torch.tensor([row])) is None
+
+
+def test_equal_token_ids_have_equal_keys_wherever_they_lie() -> None:
+    """Tuples alone, stored rows alone, and both at once: (8, 9) three times, (9, 8) once."""
+    stored = [StoredRow(HeldArray(np.array([7, *each])), 1, 2, digest_of(each)) for each in [(8, 9), (9, 8)]]
+    for rows in (
+        [(8, 9), (8, 9), (8, 9), (9, 8)],
+        [stored[0], stored[0], stored[0], stored[1]],
+        [*stored, (8, 9), (8, 9)],
+    ):
+        assert sorted(Counter(equal_keys(rows)).values()) == [1, 3]
