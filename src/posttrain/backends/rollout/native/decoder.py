@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
 from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, router_of, unknown_part
-from posttrain.backends.rollout.native.products import Product, Stack, stacked_product
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, Product, Stack, stacked_product
 from posttrain.models.packed_attention import Packed, attend_packed
 
 NORMS = ("norm", "final_layernorm")  # a body's last one, by its name
@@ -69,6 +69,7 @@ class Decoder:
         self.kernels = kernels
         self.unused_kernels = ""  # why it goes without those that there are
         self.stack: Stack = stacked_product  # makes the products with the weights
+        self.fewest_rows = FEWEST_ROWS  # of such a product
         self.body: Any = model.get_decoder()
         config = model.config.get_text_config()
         self.heads: int = config.num_attention_heads
@@ -86,7 +87,7 @@ class Decoder:
     def read_weights(self) -> None:
         """Read the model's current weights."""
         self.layers = []  # frees the previous copies first: there is no room for two
-        reader = Reader(self.kernels, self.head_dim, self.clip, self.stack)
+        reader = Reader(self.kernels, self.head_dim, self.clip, self.stack, self.fewest_rows)
         self.layers = [reader.layer(layer) for layer in self.body.layers]
         self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
         self.head = reader.product(self.model.get_output_embeddings())

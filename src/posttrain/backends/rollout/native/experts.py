@@ -11,9 +11,6 @@ from posttrain.backends.rollout.native.products import Product
 
 Rows = Callable[[Tensor], Tensor]
 
-# With fewer rows the matrix library adds in another order: fewer are filled up, so that a row depends less on the others.
-FEWEST_ROWS = 4
-
 
 def mixture(
     *,
@@ -21,13 +18,15 @@ def mixture(
     gate_up: Sequence[Product],
     activation: Rows,
     down: Sequence[Product],
+    fewest_rows: int,
     shared: Rows | None = None,
     shared_gate: nn.Module | None = None,
 ) -> Rows:
     """Return the function [rows, hidden] -> [rows, hidden] of a mixture of experts.
 
     Args: router, the model's own, returns logits, weights [rows, chosen] and numbers of the chosen experts [rows, chosen];
-        gate_up, down: products of each expert; shared: an expert for all rows, times the sigmoid of its gate.
+        gate_up, down: products of each expert, of ``fewest_rows`` at least; shared: an expert for all rows, times the sigmoid of
+        its gate.
     """
 
     def mixed(rows: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ def mixture(
         for expert, places in enumerate(by_expert.split(counts)):
             count = counts[expert]
             if count:
-                filled = torch.cat([places, places[:1].expand(max(0, FEWEST_ROWS - count))])
+                filled = torch.cat([places, places[:1].expand(max(0, fewest_rows - count))])
                 found[places] = down[expert](activation(gate_up[expert](rows[filled // each])))[:count]
         # Summed in float32 and rounded once
         output = (found.view(len(rows), each, -1) * weights[..., None].float()).sum(dim=1).to(rows.dtype)

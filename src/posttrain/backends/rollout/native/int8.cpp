@@ -75,11 +75,17 @@ struct Form<bfloat16> {
     // As sign and size. Interleaving the low with the high bytes of the lower and of the upper half of every 16 gives the pairs of
     // the first and of the second LANES columns.
     static void pack(const int8_t *weights, int64_t depth, int64_t columns, int64_t k, int8_t *to) {
-        for (int64_t place = 0; place < 2 * PANEL; place++) {
-            int64_t column = place % 16 / 8 * LANES + place / 16 * 4 + place % 8 / 2, at = k + place % 2;
-            int number = column < columns && at < depth ? weights[column * depth + at] : 0;
-            to[place] = number < 0 ? 0x80 | -number : number;
+        int8_t pairs[2 * PANEL] = {};
+        int64_t there = std::min(columns, PANEL), numbers = std::min<int64_t>(2, depth - k);
+        for (int64_t column = 0; column < there; column++) {
+            int64_t place = column % LANES / 4 * 16 + column / LANES * 8 + column % 4 * 2;
+            if (numbers == 2)
+                std::memcpy(pairs + place, weights + column * depth + k, 2);
+            else
+                pairs[place] = weights[column * depth + k];
         }
+        for (int64_t place = 0; place < 2 * PANEL; place++)
+            to[place] = pairs[place] < 0 ? 0x80 | -pairs[place] : pairs[place];
     }
 
     struct Bytes {

@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("int8.cpp")
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 PANEL = 32  # outputs that are packed together, as in int8.cpp
 LARGEST = 127
-NUMBERS_AT_A_TIME = 1 << 22  # weights that are rounded at a time, so that their float32 copies stay small
+NUMBERS_AT_A_TIME = 1 << 19  # weights that are rounded at a time, so that their float32 copies stay in a core's caches
 # Largest distance of a kernel's products to those in float64, of their size: a rounding of the result, and of sums
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float32: 1e-5}
 

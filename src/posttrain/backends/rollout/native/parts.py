@@ -18,7 +18,7 @@ from torch.nn.functional import gelu
 
 from posttrain.backends.rollout.native.experts import mixture
 from posttrain.backends.rollout.native.kernels import PassKernels
-from posttrain.backends.rollout.native.products import Product, Stack, stacked_product
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, Product, Stack, stacked_product
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
 from posttrain.models.lora import effective_weight
@@ -154,8 +154,16 @@ def _are_experts(module: Any) -> bool:
 class Reader:
     """Reads layers, with kernels where there are some for a part."""
 
-    def __init__(self, kernels: PassKernels | None, head_dim: int, clip: float | None, stack: Stack = stacked_product):
-        self.kernels, self.head_dim, self.clip, self.stack = kernels, head_dim, clip, stack
+    def __init__(
+        self,
+        kernels: PassKernels | None,
+        head_dim: int,
+        clip: float | None,
+        stack: Stack = stacked_product,
+        fewest_rows: int = FEWEST_ROWS,
+    ):
+        self.kernels, self.head_dim, self.clip = kernels, head_dim, clip
+        self.stack, self.fewest_rows = stack, fewest_rows
         self._norm_forms: dict[type, NormForm | None] = {}
 
     def layer(self, module: Any) -> Layer:
@@ -222,6 +230,7 @@ class Reader:
                 gate_up=[self.stack([weight], [None]) for weight in experts.gate_up_proj.detach()],
                 activation=self._gated(experts.act_fn, experts.down_proj.shape[2]),
                 down=[self.stack([weight], [None]) for weight in experts.down_proj.detach()],
+                fewest_rows=self.fewest_rows,
                 shared=shared,
                 shared_gate=module.shared_expert_gate if shared else None,
             )

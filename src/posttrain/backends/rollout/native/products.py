@@ -12,6 +12,9 @@ Product = Callable[[Tensor], Tensor]
 # From weights, one below the other, and their biases: the product with them
 Stack = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Product]
 
+# With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
+# last bits of a response would depend on the number of other rows: fewer are filled up.
+FEWEST_ROWS = 4
 ROWS_HINT = 64  # the packed layout chosen for it was equally fast from 4 to 256 rows
 
 

@@ -16,15 +16,12 @@ from posttrain.backends.rollout.native.decoder import Decoder
 from posttrain.backends.rollout.native.graphs import GraphedStep, unrecordable
 from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.kernels import DTYPES, PassKernels, load_kernels
+from posttrain.backends.rollout.native.products import FEWEST_ROWS
 from posttrain.backends.rollout.native.sampling import logit_rows, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, last_hidden_states
-
-# With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
-# last bits of a response would depend on the number of other rows.
-FEWEST_ROWS = 4
 
 
 class TokenPass:
@@ -37,7 +34,7 @@ class TokenPass:
     def __init__(self, model: PreTrainedModel, *, int8: bool = False):
         self.model = model
         self.int8 = int8
-        self.fewest_rows = FEWEST_ROWS  # of a pass
+        self.fewest_rows = FEWEST_ROWS  # of a pass; fewer are filled up
         self.decoder: Decoder | None = None  # the fast pass
         self.note = ""  # message for the user: why sampling is slower than it could be
         self._form = HeadForm()
@@ -74,8 +71,10 @@ class TokenPass:
         if reason:
             slow = f"weights of eight bits save no time without compiled kernels: {reason}"
             self.note = "; ".join(note for note in (self.note, slow) if note)
-        elif decoder.compiled_attention and not decoder.has_experts:
-            self.fewest_rows = 1  # nothing goes through the matrix library
+            return
+        decoder.fewest_rows = 1
+        if decoder.compiled_attention and not decoder.has_experts:
+            self.fewest_rows = 1  # nothing goes through the matrix library: routers do
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:
