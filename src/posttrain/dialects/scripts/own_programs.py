@@ -185,7 +185,9 @@ def _look_at_method(
         replaced.refused = f"{title} (line {method.lineno} of {file}) puts another part in the place of its own"
         return
     for node in ast.walk(method):
-        called = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
         name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
         if name and name not in LOOP_CALLS and name not in _COMMON and (name in own or not name.startswith("__")):
             at = f"{title} (line {method.lineno} of {file})"
