@@ -6,9 +6,25 @@ import math
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from posttrain.config.base import Section
+
+MOST_STEPS = 1_000_000  # of a bound on staleness: a larger one is a slip, and no run is as long
+
+
+def _whole(steps: float) -> float:
+    """Return a whole number of steps as an int, however it is written: 2.0 is 2."""
+    return int(steps) if steps == int(steps) else steps
+
+
+Steps = Annotated[
+    int | float,
+    Field(ge=0, le=MOST_STEPS),
+    AfterValidator(_whole),
+    # pydantic gives the schema of a union no bounds
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_STEPS}),
+]
 
 
 class AsynchronousConfig(Section):
@@ -19,7 +35,7 @@ class AsynchronousConfig(Section):
     on the same devices, one or several; a step trains as soon as enough groups are complete, and unfinished responses keep
     their tokens and continue under the new weights. separate: samplers with devices of their own work while the trainer does,
     and get new weights between two tokens."""
-    max_staleness_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0.0)] = 1
+    max_staleness_steps: Steps = 1
     """Bound on staleness: steps that were trained between the weights of a group's oldest token and the step that trains it,
     waiting time included. It always holds: a group is only started when it can still be trained in time. With 1.5, groups
     are at most 2 steps stale, and those that are 2 make up at most half a step."""

@@ -6,8 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from posttrain.config import RunConfig
+from posttrain.config.asynchronous import AsynchronousConfig
 from posttrain.config.checks.asynchronous import (
     asynchronous_problems,
     asynchronous_warnings,
@@ -223,3 +225,16 @@ def test_settings_without_effect_are_reported() -> None:
     [said] = asynchronous_warnings(config({"mode": "colocate", "max_staleness_steps": 1.1}))
     assert said.endswith("max_staleness_steps=1.1 is the same as 1: 0.1 of a step's 4 prompts is less than one group")
     assert not [*asynchronous_warnings(config({"mode": "colocate", "max_staleness_steps": 1.25}))]
+
+
+@pytest.mark.parametrize("steps", [1e300, 10**300, 1_000_001])
+def test_a_bound_that_no_run_reaches_is_one_error(steps: float) -> None:
+    with pytest.raises(ValidationError) as caught:
+        AsynchronousConfig(max_staleness_steps=steps)
+    [problem] = caught.value.errors()
+    assert problem["type"] == "less_than_equal" and problem["ctx"] == {"le": 1_000_000}
+
+
+def test_whole_steps_are_whole_however_they_are_written() -> None:
+    found = [AsynchronousConfig(max_staleness_steps=steps).max_staleness_steps for steps in (2.0, 2, 1.5, 0.0)]
+    assert list(map(repr, found)) == ["2", "2", "1.5", "0"]

@@ -110,6 +110,8 @@ class KeyValueCache:
         self.prompts = Slots(**kind, dtype=dtype, device=device)
         self.responses = Slots(**kind, dtype=dtype, device=device)
         self._parts: list[tuple[int, int, int, int]] | None = None
+        self._copies: list[tuple[int, int, int]] = []
+        self.split = 0  # tokens of the announced prefill before its copies are made
         self._rows: dict[int, Tensor] = {}  # by their number: slots and lengths of the rows of a pass
 
     @classmethod
@@ -126,14 +128,31 @@ class KeyValueCache:
             most_slots=most_slots,
         )
 
-    def prefilling(self, parts: Sequence[tuple[int, int, int, int]]) -> None:
+    def prefilling(
+        self,
+        parts: Sequence[tuple[int, int, int, int]],
+        copies: Sequence[tuple[int, int, int]] = (),
+        split: int | None = None,
+    ) -> None:
         """Announce a pass over packed prompts: each part is (start, end, slot, known), for tokens start to end of its row, whose
-        keys and values are written to that prompt slot, after the ``known`` tokens that it already holds."""
+        keys and values are written to that prompt slot, after the ``known`` tokens that it already holds.
+
+        In every layer the parts from token ``split`` of the row on (None: none) come after the copies: each is (source slot,
+        target slot, tokens), for the first tokens of a prompt slot, as the parts before have written it.
+        """
         if parts:
             slots = max(slot for _, _, slot, _ in parts) + 1
             longest = max(known + end - start for start, end, _, known in parts)
             self.prompts.make_room(slots, longest, most_slots=self.most_slots)
-        self._parts = list(parts)
+        self._parts, self._copies = list(parts), list(copies)
+        self.split = max((end for _, end, _, _ in parts), default=0) if split is None else split
+
+    def make_copies(self, layer: int) -> None:
+        """Make the announced copies in a layer."""
+        keys, values = self.prompts.keys[layer], self.prompts.values[layer]
+        for source, target, tokens in self._copies:
+            keys[target, :, :, :tokens] = keys[source, :, :, :tokens]
+            values[target, :, :tokens] = values[source, :, :tokens]
 
     @property
     def parts(self) -> Sequence[tuple[int, int, int, int]]:
@@ -212,7 +231,11 @@ class KeyValueCache:
             return key, value
         keys, values = self.prompts.keys[layer], self.prompts.values[layer]
         all_keys, all_values = [key], [value]
+        copied = False
         for start, end, slot, known in self._parts:
+            if start >= self.split and not copied:
+                self.make_copies(layer)
+                copied = True
             length = known + end - start
             keys[slot, :, :, known:length] = key[0, :, start:end].transpose(1, 2)
             values[slot, :, known:length] = value[0, :, start:end]

@@ -124,7 +124,7 @@ class Decoder:
         """
         hidden = self.embed(token_ids)
         turns = self.rotation(hidden, positions)
-        pieces = self._pieces(len(token_ids))
+        pieces = self._pieces(len(token_ids), cache.split)
         attends = [self.over_prompts(cache, layout, *piece) for piece in pieces]
         of_pieces = [{kind: Turn(cos[a:b], sin[a:b], n) for kind, (cos, sin, n) in turns.items()} for a, b in pieces]
         for number in range(len(self.layers)):
@@ -132,10 +132,15 @@ class Decoder:
                 hidden[begin:end] = self.layer_step(number, hidden[begin:end], turn, attend)
         return self.norm(hidden if wanted is None else hidden[wanted])
 
-    def _pieces(self, tokens: int) -> list[tuple[int, int]]:
-        """Cut a row into pieces of about equal size, (begin, end) each; attention by operations of torch takes the whole row."""
-        count = -(-tokens // PREFILL_ROWS) if self._prompt_kernels else 1
-        bounds = [tokens * number // count for number in range(count + 1)]
+    def _pieces(self, tokens: int, split: int) -> list[tuple[int, int]]:
+        """Cut a row into pieces of about equal size, (begin, end) each, none of which has tokens before and after ``split``;
+        attention by operations of torch takes the whole row."""
+        if not self._prompt_kernels:
+            return [(0, tokens)]
+        bounds = [0]
+        for stretch in (split, tokens - split):
+            count, begin = -(-stretch // PREFILL_ROWS), bounds[-1]
+            bounds += [begin + stretch * number // count for number in range(1, count + 1)]
         return list(pairwise(bounds))
 
     def rotation(self, hidden: Tensor, positions: Tensor) -> dict[str | None, Turn]:
@@ -230,6 +235,8 @@ class Decoder:
 
         def compiled(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
             assert kernels is not None
+            if begin == cache.split:
+                cache.make_copies(number)
             return kernels.prefill(cache, number, parts, query_key, value, turn, *self.attention_settings[number])
 
         def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:

@@ -41,6 +41,7 @@ class PromptState:
     token_ids: tuple[int, ...]
     images: PromptImages | None = None
     owner: str = ""  # the one response that may read it, because its cache is not that of the current weights; "": any
+    stem: int = 0  # leading tokens that are computed once for all prompts that begin with them; 0: none are shared
     users: int = 0  # responses that wait or are in progress
     shift: int = 0  # of the positions after it: see models.vision.position_shift
     logits: Tensor | None = None  # [vocabulary], of the first token of a response; None until it is prefilled
@@ -54,6 +55,10 @@ class PromptState:
     def key(self) -> PromptKey:
         """Equal for prompts with equal tokens, images, owner and scores."""
         return self.token_ids, self.images.content_hash if self.images else "", self.owner, self.scored
+
+    @property
+    def stem_tokens(self) -> tuple[int, ...]:
+        return self.token_ids[: self.stem]
 
 
 @dataclass(slots=True, eq=False)
@@ -238,7 +243,10 @@ def prompt_of(request: Request, sampling: SamplingParams) -> PromptState:
     """Return the state of a request's prompt, not prefilled. Requests whose prompts have equal keys share one."""
     owner = request.sample_id if request.begun and request.begun.cache is not None else ""
     scored = request.top_logprobs if request.prompt_logprobs else 0 if sampling.prompt_logprobs else UNSCORED
-    return PromptState(request.all_tokens, request.images, owner, scored=scored)
+    # Equal tokens may belong to other images, keys and values to older weights, and log-probs are wanted of every token.
+    shares = not owner and request.images is None and scored == UNSCORED
+    stem = len(request.token_ids) if shares else 0
+    return PromptState(request.all_tokens, request.images, owner, stem, scored=scored)
 
 
 def first_logits(responses: list[Response]) -> Tensor:

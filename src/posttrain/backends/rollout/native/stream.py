@@ -1,7 +1,8 @@
 """Continuous batching: requests wait in a queue, a free slot takes the next one, a finished response frees its slot at once.
 
-Prompts are prefilled packed, without padding, each once, and all responses to a prompt read the same keys and values. Those of
-a conversation are kept until its next turn, which then prefills only the new tokens.
+Prompts are prefilled packed, without padding, each once, and all responses to a prompt read the same keys and values; responses
+that are continued under new weights get copies of them (prefill.py). Those of a conversation are kept until its next turn, which
+then prefills only the new tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.prefill import experts_of_prompts, plan_prefill, shared_tokens
 from posttrain.backends.rollout.native.responses import (
     UNSCORED,
     Kept,
@@ -224,14 +226,17 @@ class NativeStream:
         """Take the next requests, as many as slots, prompt slots and prefill tokens allow: at least one when none is active."""
         admitted: list[Response] = []
         known = set(self._held)
+        stems = {prompt.stem_tokens for prompt in known if prompt.stem}
         tokens = 0
         while self._waiting and len(admitted) < free:
             response = self._waiting[0]
-            if response.prompt not in known:
-                tokens += len(response.prompt.token_ids) - self._reusable(response)
+            prompt = response.prompt
+            if prompt not in known:
+                tokens += len(prompt.token_ids) - (self._reusable(response) or shared_tokens(prompt, stems))
                 if len(known) == self.prompt_slots or (admitted and tokens > self.max_prefill_tokens):
                     break
-                known.add(response.prompt)
+                known.add(prompt)
+                stems |= {prompt.stem_tokens} if prompt.stem else set()
             admitted.append(self._waiting.popleft())
         return admitted
 
@@ -246,53 +251,62 @@ class NativeStream:
 
     def _prefill(self, admitted: Sequence[Response]) -> None:
         """Prefill each prompt that is not cached yet, packed, into the next prompt slots."""
-        known = set(self._held)
-        parts: list[tuple[int, int, int, int]] = []  # as KeyValueCache.prefilling takes them
-        tokens: list[int] = []
-        positions: list[int] = []
-        placed: list[PlacedImages] = []
+        held, known = list(self._held), set(self._held)
+        new: list[tuple[PromptState, int]] = []
         for response in admitted:
             prompt = response.prompt
             if prompt in known:
                 continue
             known.add(prompt)
-            slot, reused, start = len(self._held), self._reusable(response), len(tokens)
+            reused = self._reusable(response)
             if reused:
                 kept = response.kept or self._kept.pop(response.request.conversation)
-                self._cache.put(kept.past, slot, reused)
+                self._cache.put(kept.past, len(self._held), reused)
                 prompt.shift = kept.shift
-            tokens += prompt.token_ids[reused:]
-            positions += range(reused + prompt.shift, len(prompt.token_ids) + prompt.shift)
-            parts.append((start, len(tokens), slot, reused))
-            if prompt.images and not reused:
-                end = len(tokens)
-                placed.append(PlacedImages(images=prompt.images, start=start, prompt=end - start, end=end))
+            new.append((prompt, reused))
             self._held.append(prompt)
-        if not parts:
+        if not new:
             return
-        self._cache.prefilling(parts)
+        plan = plan_prefill(held, new)
+        row = list(plan.placed())
+        tokens = [token for part, _, _ in row for token in part.token_ids]
+        positions = [position for part, _, _ in row for position in part.positions]
+        with_images = [(part.prompt, start, end) for part, start, end in row if part.prompt.images and not part.known]
+        placed = [
+            PlacedImages(images=prompt.images, start=start, prompt=end - start, end=end)
+            for prompt, start, end in with_images
+            if prompt.images
+        ]
+        self._cache.prefilling(
+            [(start, end, part.slot, part.known) for part, start, end in row], plan.copies, plan.split
+        )
         inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), placed)
-        lengths = [(reused, end - start) for start, end, _, reused in parts]
-        scored = max(self._held[slot].scored for _, _, slot, _ in parts)
+        # Of a prompt's parts the last one counts.
+        ends = {part.prompt: end - 1 for part, _, end in row}
+        scored = max(prompt.scored for prompt in ends)
         with self._recording() as recorded:
             logits, logprobs, top = self.token_pass.prefill(
                 inputs,
-                continued_layout(lengths, self.model.device),
+                continued_layout([(part.known, end - start) for part, start, end in row], self.model.device),
                 self._cache,
-                self._tensor([end - 1 for _, end, _, _ in parts]),
+                self._tensor(list(ends.values())),
                 None if scored == UNSCORED else self._tensor([*tokens[1:], tokens[0]]),
                 top=scored,
             )
-        experts = self.routers.stacked(recorded).numpy() if self.routers else None
-        for number, (start, end, slot, _) in enumerate(parts):
-            prompt = self._held[slot]
-            prompt.logits = logits[number]
-            if experts is not None and not parts[number][3]:  # those of reused tokens are not kept
-                prompt.experts = experts[start:end]
-            if prompt.images and not parts[number][3]:
-                prompt.shift = position_shift(inputs["position_ids"], start, end)
+        for prompt, its_logits in zip(ends, logits, strict=True):
+            prompt.logits = its_logits
+        if self.routers:
+            chosen = experts_of_prompts(plan, self._held, self.routers.stacked(recorded).numpy())
+            for prompt, experts in chosen.items():
+                prompt.experts = experts
+        for prompt, start, end in with_images:
+            prompt.shift = position_shift(inputs["position_ids"], start, end)
+        if logprobs is None:
+            return
+        for part, start, end in row:
+            prompt = part.prompt
             # The token after a prompt's end belongs to no prompt.
-            if logprobs is not None and prompt.scored != UNSCORED:
+            if prompt.scored != UNSCORED:
                 prompt.logprobs = tuple(logprobs[start : end - 1].tolist())
                 prompt.top = tuple(place[: prompt.scored] for place in top[start : end - 1]) if prompt.scored else ()
 

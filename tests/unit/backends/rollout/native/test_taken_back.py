@@ -159,3 +159,70 @@ def logprobs_of(model: Any, ids: list[int], start: int, end: int, cache: Any = N
     output = model(torch.tensor([ids[start:end]]), past_key_values=cache, use_cache=cache is not None)
     logprobs = output.logits[0].log_softmax(-1)
     return [logprobs[place, ids[start + place + 1]].item() for place in range(end - start)]
+
+
+@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_qwen"])
+@pytest.mark.parametrize("passes", ["compiled", "torch", "modules"])
+def test_a_prompt_is_prefilled_once_for_all_continued_siblings(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: str, passes: str
+) -> None:
+    """Four siblings with 2 tokens each under new weights: 14 + 4 x 2 tokens for the first prompt, not 4 x 16; and log-probs as
+    each of them has alone. Every way to compute a pass does it."""
+    path: Path = request.getfixturevalue(folder)
+
+    def changed() -> tuple[NativeEngine, list[int]]:
+        engine = engine_of(path, slots=8)
+        if passes == "modules":
+            engine.token_pass.decoder = None
+        elif passes == "torch" and engine.token_pass.decoder:
+            engine.token_pass.decoder.kernels = None
+        sizes: list[int] = []
+        prefill = engine.token_pass.prefill
+
+        def counted(inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+            sizes.append(inputs["input_ids"].numel())
+            return prefill(inputs, *rest, **named)
+
+        monkeypatch.setattr(engine.token_pass, "prefill", counted)
+        return engine, sizes
+
+    engine, sizes = changed()
+    _, left = sample(engine, REQUESTS[:4], 2)
+    change_weights(engine)
+    again = [replace(one, begun=begun) for one, begun in zip(REQUESTS[:4], left, strict=True)]
+    fresh = replace(REQUESTS[0], sample_id="fresh", draws_as="fresh")  # computes its last prompt token again
+    sizes.clear()
+    together, _ = sample(engine, [*again, fresh], 40)
+    prompt = len(PROMPTS[0])
+    assert sizes == [prompt + 4 * 2 + 1] and prompt == 14
+    alone, sizes = changed()
+    change_weights(alone)
+    expected = {one.sample_id: one for request in (*again, fresh) for one in sample(alone, [request], 40)[0]}
+    assert sizes == [prompt + 2] * 4 + [prompt]
+    assert len(together) == 5
+    for one in together:
+        assert one.token_ids == expected[one.sample_id].token_ids
+        assert one.logprobs == pytest.approx(expected[one.sample_id].logprobs, abs=1e-5)
+
+
+def test_a_sibling_that_joins_later_copies_its_prompt(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two slots the third continued response is prefilled when one has ended: 2 tokens, over a copy of the 14 of a slot."""
+    engine = engine_of(tiny_llama, slots=3)
+    _, left = sample(engine, REQUESTS[:3], 2)
+    change_weights(engine)
+    again = [replace(one, begun=begun) for one, begun in zip(REQUESTS[:3], left, strict=True)]
+    expected = {one.sample_id: one for request in again for one in sample(engine, [request], 40)[0]}
+    sizes: list[int] = []
+    prefill = engine.token_pass.prefill
+
+    def counted(inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        sizes.append(inputs["input_ids"].numel())
+        return prefill(inputs, *rest, **named)
+
+    monkeypatch.setattr(engine.token_pass, "prefill", counted)
+    engine.max_concurrent_sequences = 2
+    ended, _ = sample(engine, again, 40)
+    assert sizes == [14 + 2 * 2, 2]
+    for one in ended:
+        assert one.token_ids == expected[one.sample_id].token_ids
+        assert one.logprobs == pytest.approx(expected[one.sample_id].logprobs, abs=1e-5)
