@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from posttrain.config.reading.overrides import parse_overrides
-from posttrain.dialects.scripts.recipes import recipe_of
+from posttrain.dialects.scripts.recipes import Recipe, recipe_of
 from posttrain.dialects.scripts.trainers import BASE_FILES, HOLDS, RENAMED, Trainer, keys_asked_by
 from posttrain.errors import ConfigError, Problem
 
@@ -23,7 +23,7 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
         current one, those above the script. ``where`` is the script's line.
     Raises: ConfigError for a recipe, or a program of the user's own, whose algorithm is not here.
     """
-    recipe = recipe_of(trainer.written)
+    recipe = _recipe(trainer)
     if recipe is not None and recipe.refused:
         what = f"{trainer.written} is refused: {recipe.refused}"
         fix = "name verl.trainer.main_ppo in the script to train by PPO or GRPO with these keys"
@@ -42,6 +42,11 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
     ):
         rest = [_quoted(word) for word in rest]
     return (*base, *rest, *trainer.adds, *keys_asked_by(trainer))
+
+
+def _recipe(trainer: Trainer) -> Recipe | None:
+    """The recipe of a program; SkyRL's examples have names of verl's."""
+    return recipe_of(trainer.written) if trainer.dialect == "verl" else None
 
 
 def _quoted(word: str) -> str:
@@ -75,7 +80,7 @@ def _named_file(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tuple[str, ...]:
     """The file that the trainer reads: one on this disk, or the name of one that the peer ships, or what such a file holds."""
-    recipe = recipe_of(trainer.written)
+    recipe = _recipe(trainer)
     usual = recipe.file if recipe is not None else BASE_FILES.get(trainer.module, "")
     if trainer.module in RENAMED:
         return (usual,)
