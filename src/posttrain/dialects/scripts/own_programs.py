@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from posttrain.dialects.scripts.peer_trainers import (
@@ -36,17 +36,43 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
         return None
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:
-            return place, trainer
+            file = _program(words, place, roots)
+            return place, replace(trainer, adds=_environments(trainer, file)) if file else trainer
     for place, word in enumerate(words):
-        is_module = place > 0 and words[place - 1] == "-m" and re.fullmatch(r"\w+(\.\w+)*", word)
-        if not is_module and not re.fullmatch(r"[\w./-]+\.py", word):
-            continue
-        path = Path(*word.split(".")).with_suffix(".py") if is_module else Path(word)
-        file = next((root / path for root in roots if (root / path).is_file()), None)
+        file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
         if trainer is not None:
             return place, trainer
     return None
+
+
+def _program(words: Sequence[str], place: int, roots: Sequence[Path]) -> Path | None:
+    """The file of a word that names a program: a module behind -m, or a file."""
+    word = words[place]
+    is_module = place > 0 and words[place - 1] == "-m" and re.fullmatch(r"\w+(\.\w+)*", word)
+    if not is_module and not re.fullmatch(r"[\w./-]+\.py", word):
+        return None
+    path = Path(*word.split(".")).with_suffix(".py") if is_module else Path(word)
+    return next((root / path for root in roots if (root / path).is_file()), None)
+
+
+def _environments(trainer: Trainer, file: Path) -> tuple[str, ...]:
+    """Overrides for the environments that a program of SkyRL's registers: ``register(id="mine", entry_point="module:Class")``."""
+    source = _parsed(file) if trainer.dialect == "skyrl" else None
+    found = []
+    for node in ast.walk(source) if source is not None else ():
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] != "register":
+            continue
+        given = {one.arg: one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)}
+        given |= {
+            name: one.value
+            for name, one in zip(("id", "entry_point"), node.args, strict=False)
+            if isinstance(one, ast.Constant)
+        }
+        name, place = given.get("id"), given.get("entry_point")
+        if isinstance(name, str) and isinstance(place, str) and re.fullmatch(r"\w+", name) and ":" in place:
+            found.append(f"+posttrain.environment.settings.register.{name}='{place}'")
+    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -76,7 +102,8 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...]) -> Trainer | None:
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
     written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
-    return Trainer(peer.module, peer.dialect, written, tuple(replaced.notes), replaced.refused, tuple(replaced.adds))
+    trainer = Trainer(peer.module, peer.dialect, written, tuple(replaced.notes), replaced.refused, tuple(replaced.adds))
+    return replace(trainer, adds=(*trainer.adds, *_environments(trainer, file)))
 
 
 @dataclass(frozen=True, slots=True)

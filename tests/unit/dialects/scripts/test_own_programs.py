@@ -112,3 +112,23 @@ def test_a_score_function_that_is_passed_on_scores_the_run(tmp_path: Path) -> No
 def test_reward_code_that_is_not_called_is_named(tmp_path: Path) -> None:
     launch = launched(tmp_path, f"{IMPORT}reward_fn = RewardManager(num_examine=0)\n")
     assert "reward_fn is made by RewardManager at" in launch.notes[1] and "which is not called" in launch.notes[1]
+
+
+def test_environments_that_a_program_of_skyrl_registers_are_its_runs(tmp_path: Path) -> None:
+    program = "from skyrl_train.entrypoints.main_base import BasePPOExp\n"
+    program += 'register(id="multiply", entry_point="examples.multiply.env:MultiplyEnv")\n'
+    launch = launched(tmp_path, program)
+    assert (
+        launch.arguments[-1] == "+posttrain.environment.settings.register.multiply='examples.multiply.env:MultiplyEnv'"
+    )
+    keys = ["environment.env_class=multiply", "data.train_data=[a.parquet]", launch.arguments[-1]]
+    loaded = load_request(keys, "skyrl", here=True, skip_files=True)
+    assert not [each for each in loaded.problems if "multiply" in str(each)]
+    assert loaded.config.environment.settings["register"] == {"multiply": "examples.multiply.env:MultiplyEnv"}
+
+
+def test_skyrls_dapo_is_not_verls_recipe_of_that_name(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("uv run -m examples.train.algorithms.dapo.main_dapo trainer.epochs=1\n")
+    launch = read_script(str(script), (), {}, folder=tmp_path)
+    assert (launch.dialect, launch.arguments) == ("skyrl", ("trainer.epochs=1",))

@@ -11,6 +11,7 @@ from posttrain.registry import POLICY_LOSSES
 
 _ALGORITHM = "trainer.algorithm"
 _TYPE = f"{_ALGORITHM}.ppo_loss_type"
+_CORRECTION = f"{_ALGORITHM}.off_policy_correction"
 _DPPO = f"{_ALGORITHM}.dppo.dppo_type"
 LOSSES = {"regular": "ppo_clip", "dual_clip": "ppo_clip"}
 _DIVERGENCES = {"binary_tv": "dppo_tv", "binary_kl": "dppo_kl"}  # of their loss dppo
@@ -74,6 +75,14 @@ def loss(keys: Reader) -> dict[str, Any]:
             fields[field] = keys[key]
         else:
             keys.ignore(key, f"{kind} does not clip the ratio")
+    anchor = f"{_ALGORITHM}.cispo.cispo_anchor"
+    if kind != "cispo":
+        keys.ignore(anchor, f"{_TYPE} is {kind}")
+    elif get(keys, anchor) == "rollout":
+        fields["loss.rollout_correction.use_rollout_logprobs"] = True
+        if get(keys, f"{_CORRECTION}.tis_ratio_type") is not None:
+            what = f"{anchor}=rollout weighs tokens by the sampler's log-probs, and {_CORRECTION}.tis_ratio_type would once more"
+            keys.problem(what, key=anchor, fix=f"use {_CORRECTION}.tis_ratio_type=null")
     for setting, (reader, field) in _OF_ONE_LOSS.items():
         key = f"{_ALGORITHM}.{setting}"
         if kind == reader:

@@ -47,6 +47,7 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
         fields |= _trained(keys, "critic")
         fields["critic.path"] = None if path == keys["trainer.policy.model.path"] else path
         fields["critic.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
+        fields["critic.config_overrides"] = get(keys, "trainer.critic.model_config_kwargs") or {}
         fields["critic.value_clip"] = keys["trainer.algorithm.value_clip"]
         fields["critic.aggregation"] = "sequence_mean_token_mean"
     else:

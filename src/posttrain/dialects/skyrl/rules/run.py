@@ -203,8 +203,9 @@ def resumed(keys: Reader, key: str, path: str | None, *, instead: str) -> dict[s
 
 
 def trackers(keys: Reader) -> dict[str, Any]:
-    """Return the trackers."""
-    return tracked(keys, "trainer.logger")
+    """Return the trackers, and the validation responses that they show."""
+    shown = get(keys, "trainer.num_logger_eval_samples") or 0
+    return tracked(keys, "trainer.logger") | ({"tracking.validation_samples": shown} if shown > 0 else {})
 
 
 def tracked(keys: Reader, key: str) -> dict[str, Any]:
