@@ -1,14 +1,15 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
     python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
+        [--samplers 0]
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
---workers under Ray with so many ranks of the policy, which also sample. Messages are what the first step brings to the driver
-and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE keeps a profile of the
-driver, in its CPU seconds. Seconds are of the driver, median of the steps after the first, by phase; sampling is making the
-tokens and handing complete groups to the rewards. CPU seconds are of the driver's process alone: on a machine with other work
-they say more than seconds, and those without rollout, log-probs and update are a step besides its models. Memory is what the
-peak grows by after the start.
+--workers under Ray with so many ranks of the policy, which also sample unless there are --samplers. Messages are what the first
+step brings to the driver and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE
+keeps a profile of the driver, in its CPU seconds. Seconds are of the driver, median of the steps after the first, by phase;
+sampling is making the tokens and handing complete groups to the rewards. CPU seconds are of the driver's process alone: on a
+machine with other work they say more than seconds, and those without rollout, log-probs and update are a step besides its
+models. Memory is what the peak grows by after the start.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--reward", choices=("own", "gsm8k"), default="own")
     parser.add_argument("--workers", type=int, default=0, help="ranks under Ray; 0: one device, in one process")
+    parser.add_argument("--samplers", type=int, default=0, help="samplers on devices of their own, beside the ranks")
     parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
     parser.add_argument("--profile", type=Path, help="a file for the profile of the driver, as cProfile writes it")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
@@ -58,6 +60,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             given = ["--tokens", str(arguments.tokens), "--steps", str(arguments.steps), "--reward", arguments.reward]
             given += ["--workers", str(arguments.workers), "--updates", str(arguments.updates)]
+            given += ["--samplers", str(arguments.samplers)]
             given += ["--profile", str(arguments.profile)] if arguments.profile else []
             command = [sys.executable, __file__, "--worker", str(samples), "--folder", temporary, *given]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -111,7 +114,11 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         "checkpoint": {"at_end": False},
     }
     if arguments.workers:
-        sections["placement"] = {"devices": arguments.workers, "runtime": "ray", "device": "cpu"}
+        devices = list(range(arguments.workers + arguments.samplers))
+        sections["placement"] = {"devices": len(devices), "runtime": "ray", "device": "cpu"}
+        if arguments.samplers:
+            sections["policy"]["devices"] = devices[: arguments.workers]
+            sections["rollout"]["devices"] = devices[arguments.workers :]
     if arguments.reward == "gsm8k":
         sections["reward"] = {"terms": [{"name": "gsm8k"}]}
     from posttrain.cli.process import importing, prepare
@@ -236,6 +243,13 @@ class Traffic:
             return read(array)
 
         RayArray.read = counted_read  # type: ignore[method-assign]
+        if call_for_two := getattr(Cluster, "call_for_two", None):  # versions before have none
+
+            def counted_call_for_two(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
+                self._count("from the driver", arguments)
+                return call_for_two(cluster, handle, method, *arguments)
+
+            Cluster.call_for_two = counted_call_for_two  # type: ignore[method-assign]
         Cluster.call, Cluster.put, Cluster.value = counted_call, counted_put, counted_value  # type: ignore[method-assign]
 
     def _count(self, way: str, value: Any) -> None:

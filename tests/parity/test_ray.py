@@ -6,10 +6,14 @@ float32: to 1e-5 of a number's size; below 1e-6 numbers are the rounding of othe
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from ray_runs import assert_same, config, metrics_of
 
 from posttrain.build.train import train_run
@@ -176,3 +180,26 @@ def test_distributions_of_their_own_have_the_same_numbers(address: str, tmp_path
 
 def _ray(address: str) -> dict[str, Any]:
     return {"runtime": "ray", "ray_address": address}
+
+
+def test_what_a_sampler_made_outlives_it(address: str) -> None:
+    """Arrays beside a message are the driver's: too large to travel with it, they are read after their process was killed."""
+    import ray
+
+    from posttrain.backends.runtime.ray.cluster import Cluster, RayArray, WorkerDied
+
+    class Source:
+        def made(self) -> tuple[int, tuple[NDArray[np.int64], ...]]:
+            return os.getpid(), (np.arange(100_000), np.full(100_000, 3))
+
+    cluster = Cluster(address, workers=1, object_store_bytes=0)
+    try:
+        source = ray.remote(Source).remote()
+        pid, beside = cluster.call_for_two(source, "made")
+        os.kill(cluster.value(pid, 60.0), signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            cluster.value(cluster.call(source, "made"), 60.0)
+        assert RayArray(beside, 0).read().sum() == 99_999 * 50_000
+        assert RayArray(beside, 1).read().sum() == 300_000
+    finally:
+        cluster.close()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from posttrain.backends.runtime.ray.columns import from_columns, stored, to_columns
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
@@ -77,6 +78,22 @@ def test_recorded_experts_come_back() -> None:
 def test_groups_keep_their_numbers_and_sizes() -> None:
     groups = [((4, 1), (response(sample_id="b/0"), response((), ()))), ((4, 0), ()), ((4, 2), (FULL,))]
     assert PackedGroups.of(groups).unpacked() == groups
+
+
+def test_groups_come_back_from_arrays_that_travel_beside_them() -> None:
+    """The driver gets the two apart, and reads an array when it looks into a response."""
+    groups = [((1, 0), (response(sample_id="b/0"), response((), ()))), ((1, 1), (FULL,))]
+    packed, arrays = PackedGroups.with_beside(groups).parted()
+    looked: list[int] = []
+
+    class Away(HeldArray):
+        def read(self) -> NDArray[Any]:
+            looked.append(1)
+            return super().read()
+
+    found = packed.joined(lambda number: Away(arrays[number])).unpacked()
+    assert not looked and packed.beside == ()
+    assert found == groups and looked
 
 
 def test_stored_columns_hold_places_and_read_the_same() -> None:

@@ -139,6 +139,9 @@ class FakeCluster:
         silent = self.states.get(handle) in ("stopped", "busy")
         return Promise(News(lines=[], tokens=0, groups=PackedGroups.of([]), notices=[]), 1e6 if silent else 0.0)
 
+    def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Promise, Promise]:
+        return self.call(handle, method, *arguments), Promise(())
+
     def ready(self, promises: list[Promise], timeout_s: float) -> list[Promise]:
         until = time.monotonic() + timeout_s
         while True:

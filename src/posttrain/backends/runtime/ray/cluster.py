@@ -202,6 +202,14 @@ class Cluster:
         """Call a worker's method. Returns at once; a promise. Promises among the arguments arrive as their values."""
         return getattr(handle, method).remote(*arguments)
 
+    def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """The same for a method that returns two values: a promise of each.
+
+        A value of which this process has the promise stays in shared memory until that is forgotten, also when the worker ends.
+        """
+        first, second = getattr(handle, method).options(num_returns=2).remote(*arguments)
+        return first, second
+
     def put(self, value: Any) -> Any:
         """A promise of a value that lies in shared memory until the promise is forgotten. Raises: as ``put``."""
         return put(value)
@@ -271,22 +279,25 @@ def put(value: Any) -> Any:
 
 
 class RayArray:
-    """See records.stored_rows.StoredArray: an array in Ray's object store. Args: promise of it."""
+    """See records.stored_rows.StoredArray: an array in Ray's object store. Args: promise of it, or of several, of which it is
+    the one with this number."""
 
-    def __init__(self, promise: Any):
-        self._promise = promise
+    def __init__(self, promise: Any, number: int | None = None):
+        self._promise, self._number = promise, number
         self._values: NDArray[Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayArray, (self._promise,)
+        return RayArray, (self._promise, self._number)
 
     def read(self) -> NDArray[Any]:
         """Raises: RunStopped where the array is lost."""
         if self._values is None:
             try:
-                self._values = ray.get(self._promise)
+                found = ray.get(self._promise)
             except RayError as error:
                 raise RunStopped(f"a part of the batch is lost: {str(error).splitlines()[0]}") from error
+            self._values = found if self._number is None else found[self._number]
+        assert self._values is not None
         return self._values
 
 

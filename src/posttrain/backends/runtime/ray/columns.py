@@ -25,6 +25,16 @@ _DEFAULTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayBeside:
+    """See StoredArray: the array with this number among those that travel beside a message."""
+
+    number: int
+
+    def read(self) -> NDArray[Any]:
+        raise RuntimeError("the arrays beside a message have not been joined with it")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredColumn:
     """A column in the object store, and where the stretch of each trajectory is."""
@@ -79,6 +89,17 @@ def stored(columns: Columns, keep: Callable[[NDArray[Any]], StoredArray]) -> Col
         token_ids=_stored(token_ids, columns.lengths[:, 0], keep, digests),
         logprobs=_stored(logprobs, columns.lengths[:, 1], keep),
     )
+
+
+def with_arrays(columns: Columns, change: Callable[[StoredArray], StoredArray]) -> Columns:
+    """The same trajectories, of arrays that hold the same values elsewhere; those that are not stored as they are."""
+
+    def changed(column: NDArray[Any] | StoredColumn) -> NDArray[Any] | StoredColumn:
+        if not isinstance(column, StoredColumn):
+            return column
+        return replace(column, arrays=tuple(map(change, column.arrays)))
+
+    return replace(columns, token_ids=changed(columns.token_ids), logprobs=changed(columns.logprobs))
 
 
 def _stored(

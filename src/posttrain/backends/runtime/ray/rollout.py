@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from posttrain.algos.balancing import balanced_parts
-from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.cluster import RayArray, WorkerDied
 from posttrain.backends.runtime.ray.kept_weights import hand_over, keep
 from posttrain.backends.runtime.ray.lockstep import HeldCaches, LockstepStream
 from posttrain.backends.runtime.ray.stream import RemoteStream
@@ -181,7 +182,7 @@ class _Sampling:
         self.prompts, self.sampling, self.call = prompts, sampling, call
         self.groups: dict[int, TrajectoryGroup] = {}
         self.missing: dict[Member, set[int]] = {}  # numbers of the prompts a member has not returned yet
-        self.promises: list[tuple[Member, Any]] = []
+        self.promises: list[tuple[Member, Any, Any]] = []  # of groups, and of the arrays beside them
         self.again: set[int] = set()  # prompts that were sent a second time
 
     def run(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> list[TrajectoryGroup]:
@@ -207,7 +208,7 @@ class _Sampling:
                     late = ", ".join(member.name for member, numbers in self.missing.items() if numbers)
                     raise RunStopped(f"sampling: {late} did not end in time (placement.call_timeout_s)")
         except BaseException:  # also a signal: these samples are no longer needed
-            for member, _ in self.promises:
+            for member, *_ in self.promises:
                 self.workers.cluster.call(member.handle, "give_up")
             raise
         return [self.groups[number] for number in range(len(self.prompts))]
@@ -221,8 +222,10 @@ class _Sampling:
         if member not in self.missing:
             member.take()  # discard what is left of an abandoned call
         self.missing.setdefault(member, set()).update(numbers)
-        promise = self.workers.cluster.call(member.handle, "call", "generate", True, self.call, plain, self.sampling)
-        self.promises.append((member, promise))
+        asked = self.workers.cluster.call_for_two(
+            member.handle, "call_beside", "generate", self.call, plain, self.sampling
+        )
+        self.promises.append((member, *asked))
 
     def _ask_another(self, lost: Member) -> None:
         """Raises: RunStopped when a prompt has lost its sampler before, or the lost worker cannot be replaced."""
@@ -239,12 +242,12 @@ class _Sampling:
 
     def _hear(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> None:
         """Process the messages that have arrived: tokens, groups, and the ends of calls."""
-        kept = self.workers.cluster.ready([promise for _, promise in self.promises], 0.1) if self.promises else []
+        kept = self.workers.cluster.ready([promise for _, promise, _ in self.promises], 0.1) if self.promises else []
         if not self.promises:
             time.sleep(0.05)
         ended = [each for each in self.promises if each[1] in kept]
         self.promises = [each for each in self.promises if each[1] not in kept]
-        for member, promise in ended:
+        for member, promise, beside in ended:
             try:
                 result = self.workers.cluster.value(promise, self.workers.timeout_s)
             except WorkerDied as died:
@@ -252,7 +255,7 @@ class _Sampling:
                 continue
             if isinstance(result, Failure):
                 raise result.error(member.name)
-            self._take(member, [result] if result else [], on_group)
+            self._take(member, [result.joined(partial(RayArray, beside))] if result else [], on_group)
         for member in list(self.missing):
             tokens, groups = member.take()
             if tokens and on_tokens:

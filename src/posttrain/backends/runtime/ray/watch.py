@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posttrain.backends.runtime.ray.cluster import Cluster, NodeGone, WorkerDied
+from posttrain.backends.runtime.ray.cluster import Cluster, NodeGone, RayArray, WorkerDied
 from posttrain.backends.runtime.ray.processes import WorkerProcess, end, last_lines, state
 from posttrain.backends.runtime.ray.worker import Failure, News, PackedGroups
 from posttrain.errors import RunStopped
@@ -46,7 +47,8 @@ class Member:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     tokens: int = 0  # sampled, not yet reported
     groups: list[PackedGroups] = field(default_factory=list)  # finished, not yet fetched
-    asked: tuple[Any, float] | None = None  # a poll without an answer yet, and since when
+    # A poll without an answer yet: promises of the news and of the arrays beside it, and since when
+    asked: tuple[Any, Any, float] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> tuple[int, list[PackedGroups]]:
@@ -169,22 +171,23 @@ class Watch:
         members = [member for member in self.members if member.trouble is None]
         for member in members:
             if member.asked is None:
-                member.asked = self.cluster.call(member.handle, "news"), time.monotonic()
+                member.asked = *self.cluster.call_for_two(member.handle, "news"), time.monotonic()
         promises = {member.asked[0]: member for member in members if member.asked}
         if not promises:
             return
         time.sleep(min(0.1, ROUND_S))
         for promise in self.cluster.ready(list(promises), ROUND_S):
             member = promises[promise]
-            member.asked = None
+            assert member.asked is not None
+            (_, beside, _), member.asked = member.asked, None
             try:
-                self._tell(member, self.cluster.value(promise, SILENCE_S))
+                self._tell(member, self.cluster.value(promise, SILENCE_S), beside)
             except WorkerDied as died:
                 self.found_dead(member, died)
             except TimeoutError:
                 self.found_dead(member)
         for member in members:
-            if member.asked and time.monotonic() - member.asked[1] > SILENCE_S:
+            if member.asked and time.monotonic() - member.asked[2] > SILENCE_S:
                 self._look(member)
 
     def _look(self, member: Member) -> None:
@@ -208,11 +211,11 @@ class Watch:
             member.trouble = why
             self._show(f"[{member.name}] {why}")
 
-    def _tell(self, member: Member, news: News) -> None:
+    def _tell(self, member: Member, news: News, beside: Any) -> None:
         member.last.extend(news.lines)
         with member.lock:
             member.tokens += news.tokens
-            member.groups += [news.groups] if news.groups.numbers else []
+            member.groups += [news.groups.joined(partial(RayArray, beside))] if news.groups.numbers else []
         for text in news.notices:
             self._notices.add(f"{member.name}: {text}")
         for line in news.lines:

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from posttrain import errors
-from posttrain.backends.runtime.ray.columns import Columns, from_columns, stored, to_columns
+from posttrain.backends.runtime.ray.columns import ArrayBeside, Columns, from_columns, stored, to_columns, with_arrays
 from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
 from posttrain.processes import proc
@@ -38,6 +38,7 @@ class PackedGroups:
     numbers: list[tuple[int, int]]
     sizes: list[int]
     responses: Columns
+    beside: tuple[NDArray[Any], ...] = ()  # what an ArrayBeside of the responses stands for
 
     @classmethod
     def of(cls, groups: Groups, keep: Keep | None = None) -> PackedGroups:
@@ -45,6 +46,29 @@ class PackedGroups:
         columns = to_columns([each for _, trajectories in groups for each in trajectories])
         columns = stored(columns, keep) if keep and groups else columns
         return cls([number for number, _ in groups], [len(each) for _, each in groups], columns)
+
+    @classmethod
+    def with_beside(cls, groups: Groups) -> PackedGroups:
+        """The same, with tokens and log-probs in arrays that travel beside it."""
+        arrays: list[NDArray[Any]] = []
+
+        def keep(values: NDArray[Any]) -> StoredArray:
+            arrays.append(values)
+            return ArrayBeside(len(arrays) - 1)
+
+        return replace(cls.of(groups, keep), beside=tuple(arrays))
+
+    def parted(self) -> tuple[PackedGroups, tuple[NDArray[Any], ...]]:
+        """The groups without the arrays beside them, and these."""
+        return replace(self, beside=()), self.beside
+
+    def joined(self, array_of: Callable[[int], StoredArray]) -> PackedGroups:
+        """The groups with stored arrays in the place of those beside them. Args: array_of gives the one with a number."""
+
+        def found(given: StoredArray) -> StoredArray:
+            return array_of(given.number) if isinstance(given, ArrayBeside) else given
+
+        return replace(self, responses=with_arrays(self.responses, found))
 
     def unpacked(self) -> Groups:
         responses = iter(from_columns(self.responses))
@@ -88,7 +112,8 @@ class Outbox:
     tokens: int = 0
     groups: Groups = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    keep: Keep | None = None  # puts the tokens of groups into the object store; None: they go to the driver
+    # Puts the tokens of groups into the object store, from which they vanish with this process; None: they travel beside
+    keep: Keep | None = None
     given_up: bool = False  # the samples in progress are no longer needed
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -110,19 +135,22 @@ class Outbox:
     def take_groups(self) -> PackedGroups:
         with self.lock:
             found, self.groups = self.groups, []
-        return PackedGroups.of(found, self.keep)
+        return self._packed(found)
 
     def take(self) -> tuple[int, PackedGroups, list[str]]:
         with self.lock:
             tokens, groups, notices = self.tokens, self.groups, self.notices
             self.tokens, self.groups, self.notices = 0, [], []
         try:
-            packed = PackedGroups.of(groups, self.keep)
+            packed = self._packed(groups)
         except RunStopped:  # the store is full: the call that samples ends with these groups, and with the same error
             with self.lock:
                 self.groups = groups + self.groups
             packed = PackedGroups.of([])
         return tokens, packed, notices
+
+    def _packed(self, groups: Groups) -> PackedGroups:
+        return PackedGroups.of(groups, self.keep) if self.keep else PackedGroups.with_beside(groups)
 
 
 class Worker:
@@ -181,6 +209,12 @@ class Worker:
 
         return self._guarded(self._thread, work)
 
+    def call_beside(self, method: str, *arguments: Any) -> tuple[Any, tuple[NDArray[Any], ...]]:
+        """The result of a method that returns groups, or a Failure, and the arrays beside it: two values for the driver, which
+        keeps the second where it lies."""
+        result = self.call(method, True, *arguments)
+        return result.parted() if isinstance(result, PackedGroups) else (result, ())
+
     def call_aside(self, method: str, *arguments: Any) -> Any:
         """The same beside other work, for what needs no other rank."""
         return self._guarded(self._aside, lambda: getattr(self._hosted, method)(*arguments))
@@ -189,10 +223,12 @@ class Worker:
         """Leave the sampling under way, at its next token; nothing happens when none is."""
         self.outbox.given_up = True
 
-    def news(self) -> News:
+    def news(self) -> tuple[News, tuple[NDArray[Any], ...]]:
+        """Return the events since the previous query, and the arrays beside their groups."""
         lines, self._read = read_log(self._log, self._read)
-        tokens, groups, notices = self.outbox.take()
-        return News(lines=lines, tokens=tokens, groups=groups, notices=notices)
+        tokens, packed, notices = self.outbox.take()
+        groups, beside = packed.parted()
+        return News(lines=lines, tokens=tokens, groups=groups, notices=notices), beside
 
     def _guarded(self, thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
         if thread is self._thread:

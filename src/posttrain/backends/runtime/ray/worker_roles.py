@@ -65,7 +65,8 @@ class WorkerRoles:
         self._writers: dict[str, Callable[[Path], None]] = {}
         self._started = Starter(config, assignment, self.tokenizer, self.notices).start()
         self.roles = self._started.engines
-        if "policy" in assignment.roles:  # a sampler beside it can be lost, and what it has stored with it
+        # A sampler on its own devices can be lost, and what it puts into the store with it: its arrays are the driver's
+        if "policy" in assignment.roles:
             outbox.keep = store
 
     @property
