@@ -76,6 +76,7 @@ class Found:
     rollout_s: float  # outside of which all of a synchronous step is T_t
     passes: float  # of the sampler
     prefills: float  # of these
+    prefilled: float  # tokens
     full_passes: float  # that the same tokens need with full slots
     prefill_s: float  # seconds of the prefills
     pass_s: float  # seconds of another pass without any row, and
@@ -148,7 +149,7 @@ def rows_of(case: str, found: dict[Kind, Found]) -> tuple[list[str], list[list[s
     more = (
         ["two times", "bound"]
         if case != "ragged"
-        else ["passes (prefills)", "times fewer", "bound", "ceiling", "allowed"]
+        else ["passes (prefills)", "prefilled", "times fewer", "bound", "ceiling", "allowed"]
     )
     rows = []
     for (bound, keeps), run in found.items():
@@ -169,6 +170,7 @@ def rows_of(case: str, found: dict[Kind, Found]) -> tuple[list[str], list[list[s
             fewer, ceiling = plain.passes / run.passes, plain.passes / plain.full_passes
             row += [
                 f"{run.passes:.1f} ({run.prefills:.1f})",
+                f"{run.prefilled:.0f}",
                 f"{fewer:.2f}",
                 f"{min(bound + 1.0, ceiling):.2f}",
                 f"{ceiling:.2f}",
@@ -239,16 +241,17 @@ class Simulated:
     """Lengths that are drawn, an update that sleeps, and a count of the sampler's passes."""
 
     def __init__(self, case: str, update_s: float):
-        self.case, self.update_s, self.passes, self.prefills = case, update_s, 0, 0
+        self.case, self.update_s, self.passes, self.prefills, self.prefilled = case, update_s, 0, 0, 0
         self.prefill_s = 0.0
         self.decodes: list[tuple[int, float]] = []  # rows and seconds of passes that only decode
 
     def __enter__(self) -> Simulated:
         from posttrain.backends.rollout.native.stream import NativeStream
+        from posttrain.backends.rollout.native.token_pass import TokenPass
         from posttrain.run import clock
         from posttrain.steps import rl_step
 
-        self.saved = NativeStream.add, NativeStream.step, NativeStream._prefill, rl_step.update_models
+        self.saved = NativeStream.add, NativeStream.step, TokenPass.prefill, rl_step.update_models
         add, step, prefill, update = self.saved
 
         def drawn(stream: NativeStream, request: Any) -> Any:
@@ -267,9 +270,10 @@ class Simulated:
                 self.prefill_s += seconds
             return ended
 
-        def prefilled(stream: NativeStream, admitted: Any) -> None:
+        def prefilled(token_pass: TokenPass, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
             self.prefills += 1
-            prefill(stream, admitted)
+            self.prefilled += inputs["input_ids"].numel()
+            return prefill(token_pass, inputs, *rest, **named)
 
         def slow(*given: Any) -> Any:
             time.sleep(self.update_s)
@@ -277,16 +281,17 @@ class Simulated:
 
         if self.case == "ragged":
             NativeStream.add = drawn  # type: ignore[method-assign]
-        NativeStream.step, NativeStream._prefill = counted, prefilled  # type: ignore[method-assign]
+        NativeStream.step, TokenPass.prefill = counted, prefilled  # type: ignore[method-assign]
         rl_step.update_models = slow  # type: ignore[assignment]
         return self
 
     def __exit__(self, *exception: object) -> None:
         from posttrain.backends.rollout.native.stream import NativeStream
+        from posttrain.backends.rollout.native.token_pass import TokenPass
         from posttrain.steps import rl_step
 
         add, step, prefill, update = self.saved
-        NativeStream.add, NativeStream.step, NativeStream._prefill = add, step, prefill  # type: ignore[method-assign]
+        NativeStream.add, NativeStream.step, TokenPass.prefill = add, step, prefill  # type: ignore[method-assign]
         rl_step.update_models = update
 
 
@@ -362,6 +367,7 @@ def run(case: str, kind: Kind, model: str, folder: Path, given: argparse.Namespa
         rollout_s=average("time/rollout_s"),
         passes=counted.passes / len(lines),
         prefills=counted.prefills / len(lines),
+        prefilled=counted.prefilled / len(lines),
         full_passes=sum(rows for rows, _ in counted.decodes) / (PROMPTS * SAMPLES) / len(lines),
         prefill_s=counted.prefill_s / len(lines),
         pass_s=pass_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from async_features import FEATURES, MODES, Place
+from async_features import AGENT, FEATURES, MODES, Place
 from test_apart_runs import Samplers, with_samplers
 from test_async_runs import SECTIONS, STEPS, events
 from test_runs import maker, metrics_of
 
+from posttrain.asynchrony.ledger import Ledger
 from posttrain.build.train import train_run
 from posttrain.cli.plan import planned
 from posttrain.cli.request import load_request
@@ -111,3 +113,68 @@ def test_a_feature_trains_within_the_bound(
         assert consumed.keys() == set(range(1, STEPS + 1)) and min(consumed.values()) < 2
     else:
         assert consumed == dict.fromkeys(range(1, STEPS + 1), config.data.prompts_per_step)
+
+
+HELD_AGENT = (
+    AGENT.split("def play")[0]
+    + """
+import pathlib, time
+
+HERE = pathlib.Path(__file__).parent
+
+def play(episode):
+    said = ask(episode, [{"role": "user", "content": "go"}])
+    try:
+        (HERE / "held").touch(exist_ok=False)  # by the first of all episodes
+    except FileExistsError:
+        return float(len(said["content"]))
+    end = time.monotonic() + 300
+    while not (HERE / "dropped").exists():
+        if time.monotonic() > end:
+            raise RuntimeError("no group was dropped")
+        time.sleep(0.01)
+    return float(len(ask(episode, [{"role": "user", "content": "after the drop"}])["content"]))
+"""
+)
+
+
+@pytest.mark.parametrize("mode", ["colocate", "separate"])
+def test_the_episode_of_an_agent_whose_group_is_dropped_is_left(
+    mode: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent holds its first episode, after a turn, until a group has been dropped: it is that episode's, its prompt is drawn
+    again once, and the request that the agent makes afterwards is in no sample."""
+    ended, drops = Ledger.end_step, list[int]()
+
+    def end_step(ledger: Ledger, **given: Any) -> Any:
+        gone = ended(ledger, **given)
+        drops.extend(entry.serial for entry in gone)
+        if gone:
+            (place.folder / "dropped").touch()
+        return gone
+
+    monkeypatch.setattr(Ledger, "end_step", end_step)
+    monkeypatch.setitem(
+        FEATURES,
+        "held_agent",
+        lambda place: merged(
+            FEATURES["agent"](place), {"asynchronous": {"on_stale": "drop", "max_staleness_steps": 1}}
+        ),
+    )
+    (place.folder / "held_agent.py").write_text(HELD_AGENT)
+    config = requested(mode, "held_agent", place, monkeypatch)
+    settings = {**config.environment.settings, "function": f"{place.folder}/held_agent.py:play"}
+    environment = config.environment.model_copy(update={"settings": settings})
+    folder = train_run(config.model_copy(update={"environment": environment}))
+    log = events(folder)
+    assert drops and [event["group"] for event in log if event["event"] == "dropped"] == drops
+    gone = Counter(event["group"] for event in log if event["event"] in ("consumed", "filtered", "dropped"))
+    assert max(gone.values()) == 1
+    [held] = [event for event in log if event["event"] == "dropped" and event["group"] == drops[0]]
+    again = [event for event in log if event["event"] == "admitted" and event["prompt_id"] == held["prompt_id"]]
+    assert [event["attempt"] for event in again][:2] == [0, 1]
+    assert max(event["staleness"] for event in log if event["event"] == "consumed") <= 1
+    samples = [json.loads(line) for file in folder.glob("samples/step_?.jsonl") for line in file.open()]
+    assert len(samples) == STEPS * 2 * 3
+    assert all("go" in str(row["prompt"]) for row in samples) and "after the drop" not in json.dumps(samples)
+    assert metrics_of(folder)[-1]["async/dropped_groups"] == len(drops)

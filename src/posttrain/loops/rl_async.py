@@ -147,12 +147,13 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
 
 
 def at_bound(sampler: Sampler, trained: int) -> dict[str, float]:
-    """The share of the step's groups that were as old as the bound allows; empty where all of them have to be. Args: steps
-    trained before."""
-    bound, consumed = sampler.ledger.bounds.staleness, sampler.consumed
-    if isinstance(sampler, OneStepAhead) or not bound or not consumed:
+    """The step's groups that were as old as the bound allows, over those that may be: with a bound of 1.5 steps, half of the
+    step. Empty where all of them have to be. Args: steps trained before."""
+    bounds, consumed = sampler.ledger.bounds, sampler.consumed
+    if isinstance(sampler, OneStepAhead) or not bounds.staleness or not consumed:
         return {}
-    return {"async/at_bound_share": sum(trained - each.started >= bound for each in consumed) / len(consumed)}
+    most = min(len(consumed), bounds.oldest_per_step or len(consumed))
+    return {"async/at_bound_share": sum(trained - each.started >= bounds.staleness for each in consumed) / most}
 
 
 def waits(clock: Clock, ended: StepEnd) -> dict[str, float]:

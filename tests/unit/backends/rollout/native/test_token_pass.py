@@ -221,6 +221,35 @@ def test_prefill_gives_the_models_own_logits(
     torch.testing.assert_close(logprobs, torch.cat(expected), atol=1e-4 if dtype is torch.float32 else 0.15, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", [*FAST, *BY_MODULES])
+@torch.inference_mode()
+def test_sequences_that_share_their_beginning_have_the_models_own_logits(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven shared tokens are prefilled once, in the same pass as the 9, 2 and 12 after them; windows are 6. Then a token is
+    decoded for each, over what the pass has stored."""
+    monkeypatch.setattr(decoder_module, "PREFILL_ROWS", 5)
+    model = build(family, **SIZES_OF.get(family, {}))
+    token_pass, cache = TokenPass(model), KeyValueCache.of(model)
+    tokens = torch.randint(0, 64, (33,), generator=torch.Generator().manual_seed(3))
+    stem, *rests = tokens.split([7, 10, 3, 13])
+    row = torch.cat([stem, *(rest[:-1] for rest in rests)])
+    places = torch.cat([torch.arange(7), *(7 + torch.arange(len(rest) - 1) for rest in rests)])
+    parts = [(0, 7, 0, 0), (7, 16, 0, 7), (16, 18, 1, 7), (18, 30, 2, 7)]
+    with token_pass.holding_weights():
+        cache.prefilling(parts, [(0, 1, 7), (0, 2, 7)], split=7)
+        inputs = {"input_ids": row[None], "position_ids": places[None]}
+        layout = continued_layout([(known, end - start) for start, end, _, known in parts])
+        ends, _, _ = token_pass.prefill(inputs, layout, cache, torch.tensor([15, 17, 29]), None)
+        lengths = [16, 9, 19]
+        cache.decoding([0, 1, 2], lengths, [0, 0, 0])
+        newest = torch.stack([rest[-1] for rest in rests])
+        after = token_pass.logits(token_pass(newest, torch.tensor(lengths), cache))
+    expected = [packed_logits(model, torch.cat([stem, rest]))[-2:] for rest in rests]
+    torch.testing.assert_close(ends, torch.stack([each[0] for each in expected]), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(after, torch.stack([each[1] for each in expected]), atol=1e-5, rtol=1e-4)
+
+
 def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that kernels are for: norms, attention, gated activations."""
     model = build("llama")
