@@ -91,7 +91,9 @@ def data(keys: Reader) -> dict[str, Any]:
         fields["data.prompt_column"] = messages or prompt
     if keys.written(f"{_DATA}.tag") and keys[f"{_DATA}.tag"] is not None:
         fields["data.data_source_column"] = keys[f"{_DATA}.tag"]
-    return fields
+    pixels = {name: f"{_DATA}.image_{name}" for name in ("max_pixels", "min_pixels")}
+    written = {name: keys[key] for name, key in pixels.items() if keys.written(key)}
+    return fields | ({"data.image_options": written} if written else {})
 
 
 def lengths(keys: Reader) -> dict[str, Any]:
