@@ -14,6 +14,7 @@ from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import Trainer
+from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
 _NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
@@ -75,9 +76,11 @@ def read_script(
     except OSError as error:
         raise ConfigError(Problem(f"the script {file} cannot be read: {error.strerror}")) from None
     surroundings = os.environ if environment is None else environment
+    # Keys of this program are no arguments of the script, whose options they would end.
+    handed = [word for word in arguments if not word.lstrip("+").startswith(f"{OUR_SECTION}.")]
 
     def read(passing: bool) -> Shell:
-        shell = new_shell(file, list(arguments), surroundings, given)
+        shell = new_shell(file, handed, surroundings, given)
         shell.substitute, shell.follow, shell.passes_guards = substitute, statement, passing
         if folder is not None:
             shell.folder = folder

@@ -353,3 +353,9 @@ def test_all_trainers_of_a_script_are_planned(tmp_path: Path) -> None:
 def test_arguments_behind_the_end_of_a_line_in_a_text(tmp_path: Path) -> None:
     text = f'COMMAND="{CALL}a=1 \\\n    b=2 \\\n    $@ 2>&1 | tee log"\neval ${{COMMAND}}\n'
     assert words(tmp_path, text, "c=3") == ["a=1", "b=2", "c=3"]
+
+
+def test_keys_of_this_program_are_no_arguments_of_the_script(tmp_path: Path) -> None:
+    """A script that reads its options one by one would take the key for one of them, and the run would lack it."""
+    text = f'while [ $# -gt 0 ]; do case "$1" in --size) SIZE=$2; shift 2 ;; *) shift ;; esac; done\n{CALL}a=${{SIZE:-1}}\n'
+    assert words(tmp_path, text, "--size", "4", "+posttrain.own_keys=[a]") == ["a=4", "+posttrain.own_keys=[a]"]
