@@ -56,6 +56,14 @@ def scores_tokens_before(config: RunConfig) -> bool:
     return needs_old_logprobs(config) or config.loss.high_entropy_share is not None
 
 
+def driver_reads_tokens(config: RunConfig) -> bool:
+    """Tell whether the driver's own stages handle every token: turns, values, KL in the reward, corrections, teachers' answers.
+    Otherwise tokens stay with the workers, and the driver knows where they are."""
+    turns = config.environment.used or config.asynchronous.mode in ("colocate", "separate")
+    corrects = config.loss.rollout_correction.weights != "none"
+    return turns or corrects or needs_values(config) or scores_tokens_before(config) or config.distillation.used
+
+
 def chooses_before(config: RunConfig) -> bool:
     """Tell whether the policy scores every mini-batch before its update, so that a loss can choose among all of its tokens: where
     it is learned from in several pieces."""

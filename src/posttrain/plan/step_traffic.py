@@ -12,7 +12,7 @@ from __future__ import annotations
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
-from posttrain.config.roles import learner_of, sends_adapter, shares_weights
+from posttrain.config.roles import driver_reads_tokens, learner_of, sends_adapter, shares_weights
 from posttrain.plan.engine import Passes, PlacedModel, engine_plan
 from posttrain.plan.estimate import recomputes, trained_parameters
 from posttrain.plan.memory import BYTES
@@ -22,9 +22,13 @@ from posttrain.plan.step_passes import step_passes
 from posttrain.plan.traffic import Traffic
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 
-# What the driver sends and gets for a token of a sequence: its id (8), its mask (1), log-probs of sampler, policy and reference
-# and an advantage (4 each).
+# What the driver sends and gets for a token of a sequence where its own stages handle tokens: its id (8), its mask (1), log-probs
+# of sampler, policy and reference and an advantage (4 each).
 DRIVER_BYTES_PER_TOKEN = 25
+# And where tokens stay with the workers: names, digests, lengths and places of a sample (measured with benchmarks/controller.py:
+# 0.46 KiB from the driver and 0.65 to it, of which 512 bytes are text), and the text of a token, of about 4 characters
+DRIVER_BYTES_PER_SAMPLE = 625
+TEXT_BYTES_PER_TOKEN = 4
 # Roles whose passes send; a reward model is whole on its device.
 SPLIT_AS_TRAINED = ("policy", "critic", "reference")
 
@@ -40,7 +44,8 @@ def step_traffic(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, sha
             found += _score(config, each.what, each.place, batches, shape, longest)
     found += _weight_sync(config, plan, shape)
     found += _sampling(config, batches, plan, shape)
-    found += _driver(batches, plan, longest)
+    by_reference = not driver_reads_tokens(config)
+    found += _driver(batches, plan, longest, by_reference=by_reference)
     return [each for each in found if each.messages]
 
 
@@ -56,12 +61,17 @@ def sft_traffic(config: SftConfig, batches: SftBatchPlan, plan: PlacementPlan, s
     return [each for each in found if each.messages]
 
 
-def _driver(batches: BatchPlan | SftBatchPlan, plan: PlacementPlan, tokens: int) -> list[Traffic]:
+def _driver(
+    batches: BatchPlan | SftBatchPlan, plan: PlacementPlan, tokens: int, *, by_reference: bool = False
+) -> list[Traffic]:
     policy = plan.role("policy")
     if plan.devices == 1 or policy is None:
         return []
     rows = -(-batches.sequences_per_step // policy.copies)
-    return [Traffic(what="driver", bytes=rows * tokens * DRIVER_BYTES_PER_TOKEN, messages=2)]
+    of_row = DRIVER_BYTES_PER_SAMPLE + tokens * TEXT_BYTES_PER_TOKEN
+    return [
+        Traffic(what="driver", bytes=rows * (of_row if by_reference else tokens * DRIVER_BYTES_PER_TOKEN), messages=2)
+    ]
 
 
 def _update(

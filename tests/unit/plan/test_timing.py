@@ -96,7 +96,8 @@ def test_links_between_nodes_are_slower_than_within() -> None:
 
 def test_the_driver_serves_one_copy_after_another() -> None:
     found = parts(placement={"devices": 4}, policy={"engine": "fsdp"})
-    assert found["driver"].sending == pytest.approx(160 * 25 / 1e6)  # all tokens, 25 bytes each
+    # 16 samples of 625 bytes, and 4 bytes of text for each of 160 tokens
+    assert found["driver"].sending == pytest.approx((16 * 625 + 160 * 4) / 1e6)
 
 
 def test_a_pipeline_fills_and_empties() -> None:

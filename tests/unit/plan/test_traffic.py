@@ -49,9 +49,19 @@ def test_hybrid_sharding() -> None:
     assert found["policy: reduce gradients"] == (2 * (3000 + 1000), 2 * 2 * 5)
     # The sampler of a device gets 2000 bytes, of which it holds a quarter; one bucket.
     assert found["weights to the sampler"] == (1500, 1)
-    # 2 sequences of 10 tokens.
-    assert found["driver"] == (2 * 10 * 25, 2)
+    # 2 sequences of 10 tokens, whose ids stay with the workers: 625 bytes each, and 4 of text for a token.
+    assert found["driver"] == (2 * (625 + 10 * 4), 2)
     assert set(found) == {"policy: gather weights", "policy: reduce gradients", "weights to the sampler", "driver"}
+
+
+def test_a_driver_whose_stages_read_tokens_handles_each_of_them() -> None:
+    """A KL in the reward is one number per token: 25 bytes for each of 2 x 10."""
+    found = traffic(
+        placement={"devices": 8},
+        policy={"engine": "fsdp", "sequences_per_micro_batch_per_device": 1},
+        reward={"terms": [{"name": "math"}], "kl": {"coef": 0.1}},
+    )
+    assert found["driver"] == (2 * 10 * 25, 2)
 
 
 def test_an_adapter_travels_alone_to_who_has_the_base() -> None:
