@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,4 +87,6 @@ def digest_of(token_ids: Sequence[int] | NDArray[Any]) -> bytes:
 def equal_keys(rows: Sequence[Sequence[int]]) -> Sequence[Hashable]:
     """Return a key for each row of token ids: equal ones for equal rows. Rows that are tuples are keys themselves, which takes
     a fraction of the time of a digest."""
-    return rows if all(type(row) is tuple for row in rows) else [digest_of(row) for row in rows]  # type: ignore[return-value]
+    if all(type(row) is tuple for row in rows):
+        return cast("Sequence[Hashable]", rows)
+    return [digest_of(row) for row in rows]
