@@ -110,6 +110,8 @@ reward: {terms: [{name: score, path: ~/my.py}]}
         ("rollout.top_p=1.5", "top_p must be at most 1, not 1.5"),
         ("rollout.top_p=0", "top_p must be above 0, not 0"),
         ("rollout.samples_per_prompt=0", "samples_per_prompt must be at least 1, not 0"),
+        ("asynchronous.max_staleness_steps=1e300", "max_staleness_steps must be at most 1000000, not 1e+300"),
+        ("asynchronous.max_staleness_steps=inf", "max_staleness_steps must be a finite number, not inf"),
         ("loss.clip_ratio_low=1.5", "clip_ratio_low must be at most 1, not 1.5"),
         ("run.total_steps=100000000000000000000", "total_steps must be at most 10000000, not 100000000000000000000"),
         ("checkpoint.every_steps=10000000000000000000", "every_steps must be a whole number of at most 18 digits"),

@@ -130,7 +130,7 @@ def _problem(
         return Problem(f"the section {key} is empty", fix=fix, where=where, field=key)
     if kind not in EXPECTED:
         return Problem(f"{key}: {detail['msg']}", where=where, field=key)
-    wanted = [EXPECTED[one["type"]](one.get("ctx", {})) for one in group if one["type"] in EXPECTED]
+    wanted = list(dict.fromkeys(EXPECTED[one["type"]](one.get("ctx", {})) for one in group if one["type"] in EXPECTED))
     if "a number" in wanted:
         wanted = [each for each in wanted if each != "a whole number"]
     what = f"{leaf} must be {' or '.join(wanted)}, not {show(value)}{_about(key, root) if value is None else ''}"
