@@ -115,7 +115,8 @@ WATCHED = (
             "sampling, faster environments or shorter responses; a sampler that hangs"),
     Watched("time/samplers_waited_share", _in_a_row(5, 0.9), "samplers wait nearly all the time",
             "training takes much longer than sampling: fewer samplers, or devices of theirs for the trainer (on the same devices "
-            "there is next to nothing to overlap); environments or graders that are much slower than sampling: more of them at a time (environment.workers)"),
+            "there is next to nothing to overlap); environments or graders that are much slower than sampling: more of them at a "
+            "time (environment.workers)"),
     Watched("async/effective_token_share", _below(0, always=0.3), "the sampled tokens say little about the policy that learns",
             f"data that is too old for these updates (asynchronous.max_staleness_steps), {RATE}, a sampler whose log-probs are "
             "those of another distribution"),

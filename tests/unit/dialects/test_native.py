@@ -276,6 +276,7 @@ def test_no_value_of_any_key_gets_past_the_words() -> None:
 
 def test_every_kind_of_constraint_in_the_schema_has_words() -> None:
     kinds = {type(rule).__name__.lower() for field in keys.known_keys().values() for rule in field.metadata}
+    kinds -= {"aftervalidator", "withjsonschema"}  # of whole numbers, however they are written: it refuses nothing
     words = {
         "ge": "greater_than_equal",
         "gt": "greater_than",
