@@ -14,9 +14,9 @@ TemplatedPrompts = Literal["error", "raw", "wrap"]
 
 
 class DataConfig(ImageSettings):
-    train_files: list[str]
+    train_files: list[str] = []
     """Training files (.parquet, .jsonl, .json, .csv, .arrow), read in order and concatenated; or data sets of the hub, such as
-    org/name:train (docs/hub.md)."""
+    org/name:train (docs/hub.md). Empty where environment.train_episodes generates episodes."""
     validation_files: list[str] = []
     """Files of held-out prompts in the same format."""
     prompts_per_step: int = Field(default=8, ge=1, le=1_000_000)

@@ -62,7 +62,8 @@ def unsupported(config: RunConfig) -> list[Problem]:
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
     if not config.data.train_files and config.environment.train_episodes is None:
-        yield Problem("there is no training file", fix="write data.train_files: [FILE, ...]", field="data.train_files")
+        fix = "write data.train_files: [FILE, ...]; environments without data have environment.train_episodes"
+        yield Problem("there is no training file", fix=fix, field="data.train_files")
     if config.rollout.temperature == 0:
         yield Problem(
             "temperature 0 samples the same response every time, so there is nothing to learn from",
