@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrain.backends.rollout.native.responses import PromptState
+from posttrain.records.images import PlacedImages
 
 
 class Copy(NamedTuple):
@@ -94,6 +95,16 @@ def plan_prefill(held: Sequence[PromptState], new: Sequence[tuple[PromptState, i
         if stem:
             sources.setdefault(prompt.stem_tokens, slot)
     return plan
+
+
+def images_of(plan: PrefillPlan) -> list[tuple[PromptState, PlacedImages]]:
+    """Return the prompts of a plan whose images are computed, with the places of these in the row."""
+    found = []
+    for part, start, end in plan.placed():
+        if part.prompt.images and not part.known:
+            placed = PlacedImages(images=part.prompt.images, start=start, prompt=end - start, end=end)
+            found.append((part.prompt, placed))
+    return found
 
 
 def shared_tokens(prompt: PromptState, stems: set[tuple[int, ...]]) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.prefill import experts_of_prompts, plan_prefill, shared_tokens
+from posttrain.backends.rollout.native.prefill import experts_of_prompts, images_of, plan_prefill, shared_tokens
 from posttrain.backends.rollout.native.responses import (
     UNSCORED,
     Kept,
@@ -46,7 +46,6 @@ from posttrain.libraries.grammars import Grammars
 from posttrain.models.packed_attention import continued_layout
 from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs, position_shift
-from posttrain.records.images import PlacedImages
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 ROW_STEP = 8  # larger numbers of rows are rounded up to it, so that the matrix library sees few shapes
@@ -271,16 +270,11 @@ class NativeStream:
         row = list(plan.placed())
         tokens = [token for part, _, _ in row for token in part.token_ids]
         positions = [position for part, _, _ in row for position in part.positions]
-        with_images = [(part.prompt, start, end) for part, start, end in row if part.prompt.images and not part.known]
-        placed = [
-            PlacedImages(images=prompt.images, start=start, prompt=end - start, end=end)
-            for prompt, start, end in with_images
-            if prompt.images
-        ]
+        placed = images_of(plan)
         self._cache.prefilling(
             [(start, end, part.slot, part.known) for part, start, end in row], plan.copies, plan.split
         )
-        inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), placed)
+        inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), [each for _, each in placed])
         # Of a prompt's parts the last one counts.
         ends = {part.prompt: end - 1 for part, _, end in row}
         scored = max(prompt.scored for prompt in ends)
@@ -299,8 +293,8 @@ class NativeStream:
             chosen = experts_of_prompts(plan, self._held, self.routers.stacked(recorded).numpy())
             for prompt, experts in chosen.items():
                 prompt.experts = experts
-        for prompt, start, end in with_images:
-            prompt.shift = position_shift(inputs["position_ids"], start, end)
+        for prompt, images in placed:
+            prompt.shift = position_shift(inputs["position_ids"], images.start, images.end)
         if logprobs is None:
             return
         for part, start, end in row:
