@@ -117,7 +117,7 @@ reward: {terms: [{name: score, path: ~/my.py}]}
         ("checkpoint.every_steps=10000000000000000000", "every_steps must be a whole number of at most 18 digits"),
         # missing
         ("~model.path", "model.path must be given (Folder or hub id of a Hugging Face causal language model)"),
-        ("~data", "data.train_files must be given (Training files)"),
+        ("~data", "there is no training file, at data.train_files (a default; run.yaml does not set it)"),
         ("reward.terms=[{weight: 1}]", "reward.terms.0.name must be given (A built-in reward)"),
         # names that nobody knows, and rules between keys
         ("advantage.name=grop", "there is no advantage estimator called 'grop' (known: "),
@@ -155,8 +155,8 @@ def test_an_empty_file_asks_for_what_must_be_given() -> None:
     assert problems("") == [
         "model.path must be given (Folder or hub id of a Hugging Face causal language model), at run.yaml; "
         "write it, or add model.path=... to the command",
-        "data.train_files must be given (Training files), at run.yaml; "
-        "write it, or add data.train_files=... to the command",
+        "there is no training file, at data.train_files (a default; run.yaml does not set it); "
+        "write data.train_files: [FILE, ...]; environments without data have environment.train_episodes",
     ]
 
 
