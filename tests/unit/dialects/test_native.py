@@ -117,7 +117,7 @@ reward: {terms: [{name: score, path: ~/my.py}]}
         ("checkpoint.every_steps=10000000000000000000", "every_steps must be a whole number of at most 18 digits"),
         # missing
         ("~model.path", "model.path must be given (Folder or hub id of a Hugging Face causal language model)"),
-        ("~data", "there is no training file, at data.train_files (a default; run.yaml does not set it)"),
+        ("~data", "there is no training file, at {}; write data.train_files: [FILE, ...]"),
         ("reward.terms=[{weight: 1}]", "reward.terms.0.name must be given (A built-in reward)"),
         # names that nobody knows, and rules between keys
         ("advantage.name=grop", "there is no advantage estimator called 'grop' (known: "),

@@ -36,12 +36,14 @@ class SourceMap:
     places: Mapping[str, Place]
 
     def where(self, key: str) -> str:
-        """The place of ``key`` for a message; a key written nowhere is named as the default it is."""
+        """The place of ``key`` for a message: that of a section written or removed as a whole is that of its keys; a key
+        written nowhere is named as the default it is."""
         place = self.places.get(key)
         if place is not None:
             return _with_key(place.text, key)
         for parent in _parents(key):
-            if parent in self.places and self.places[parent].whole:
+            removed = parent in self.places and self.places[parent].text.startswith("override ~")
+            if removed or (parent in self.places and self.places[parent].whole):
                 return _with_key(self.places[parent].text, parent)
         return f"{key} (a default; {self.file or 'the command line'} does not set it)"
 
