@@ -58,6 +58,16 @@ class PrefillPlan:
         """Tokens of the heads."""
         return sum(part.end - part.known for part in self.heads)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the row."""
+        return [token for part in (*self.heads, *self.rests) for token in part.token_ids]
+
+    @property
+    def positions(self) -> list[int]:
+        """Where each token of the row is in its sequence."""
+        return [position for part in (*self.heads, *self.rests) for position in part.positions]
+
     def placed(self) -> Iterator[tuple[PrefillPart, int, int]]:
         """Yield every part with its begin and end in the row."""
         start = 0

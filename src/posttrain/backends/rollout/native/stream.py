@@ -268,13 +268,12 @@ class NativeStream:
             return
         plan = plan_prefill(held, new)
         row = list(plan.placed())
-        tokens = [token for part, _, _ in row for token in part.token_ids]
-        positions = [position for part, _, _ in row for position in part.positions]
-        placed = images_of(plan)
+        tokens, placed = plan.token_ids, images_of(plan)
         self._cache.prefilling(
             [(start, end, part.slot, part.known) for part, start, end in row], plan.copies, plan.split
         )
-        inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(positions), [each for _, each in placed])
+        images = [each for _, each in placed]
+        inputs = model_inputs(self.model, self._tensor(tokens), self._tensor(plan.positions), images)
         # Of a prompt's parts the last one counts.
         ends = {part.prompt: end - 1 for part, _, end in row}
         scored = max(prompt.scored for prompt in ends)
@@ -293,8 +292,8 @@ class NativeStream:
             chosen = experts_of_prompts(plan, self._held, self.routers.stacked(recorded).numpy())
             for prompt, experts in chosen.items():
                 prompt.experts = experts
-        for prompt, images in placed:
-            prompt.shift = position_shift(inputs["position_ids"], images.start, images.end)
+        for prompt, its_images in placed:
+            prompt.shift = position_shift(inputs["position_ids"], its_images.start, its_images.end)
         if logprobs is None:
             return
         for part, start, end in row:

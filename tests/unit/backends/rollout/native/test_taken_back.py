@@ -161,6 +161,19 @@ def logprobs_of(model: Any, ids: list[int], start: int, end: int, cache: Any = N
     return [logprobs[place, ids[start + place + 1]].item() for place in range(end - start)]
 
 
+def prefilled(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Watch an engine. Returns: the tokens of each of its prefills from now on."""
+    sizes: list[int] = []
+    prefill = engine.token_pass.prefill
+
+    def counted(inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        sizes.append(inputs["input_ids"].numel())
+        return prefill(inputs, *rest, **named)
+
+    monkeypatch.setattr(engine.token_pass, "prefill", counted)
+    return sizes
+
+
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_qwen"])
 @pytest.mark.parametrize("passes", ["compiled", "torch", "modules"])
 def test_a_prompt_is_prefilled_once_for_all_continued_siblings(
@@ -176,15 +189,7 @@ def test_a_prompt_is_prefilled_once_for_all_continued_siblings(
             engine.token_pass.decoder = None
         elif passes == "torch" and engine.token_pass.decoder:
             engine.token_pass.decoder.kernels = None
-        sizes: list[int] = []
-        prefill = engine.token_pass.prefill
-
-        def counted(inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-            sizes.append(inputs["input_ids"].numel())
-            return prefill(inputs, *rest, **named)
-
-        monkeypatch.setattr(engine.token_pass, "prefill", counted)
-        return engine, sizes
+        return engine, prefilled(engine, monkeypatch)
 
     engine, sizes = changed()
     _, left = sample(engine, REQUESTS[:4], 2)
@@ -212,14 +217,7 @@ def test_a_sibling_that_joins_later_copies_its_prompt(tiny_llama: Path, monkeypa
     change_weights(engine)
     again = [replace(one, begun=begun) for one, begun in zip(REQUESTS[:3], left, strict=True)]
     expected = {one.sample_id: one for request in again for one in sample(engine, [request], 40)[0]}
-    sizes: list[int] = []
-    prefill = engine.token_pass.prefill
-
-    def counted(inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        sizes.append(inputs["input_ids"].numel())
-        return prefill(inputs, *rest, **named)
-
-    monkeypatch.setattr(engine.token_pass, "prefill", counted)
+    sizes = prefilled(engine, monkeypatch)
     engine.max_concurrent_sequences = 2
     ended, _ = sample(engine, again, 40)
     assert sizes == [14 + 2 * 2, 2]
