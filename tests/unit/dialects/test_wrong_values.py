@@ -121,6 +121,7 @@ TAKE_MINUS_ONE = {
     *("policy.lora.rank", "critic.lora.rank"),  # no adapter
     *("loss.covariance_low", "distillation.min_logprob", "group_filter.above_mean", "environment.named"),  # numbers
     *("advantage.episode_weight", "advantage.step_weight"),
+    "tracking.validation_samples",  # none
     "environment.settings.port",  # checked with the settings of the environment
 }
 

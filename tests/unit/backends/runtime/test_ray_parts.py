@@ -104,6 +104,19 @@ class TestProcesses:
         assert last_lines(str(log), 2) == ["two", "three"]
         assert read_log(str(tmp_path / "none"), 5) == ([], 5) and last_lines(str(tmp_path / "none")) == []
 
+    def test_the_last_lines_of_a_crash_begin_where_its_report_does(self, tmp_path: Path) -> None:
+        """A report ends with threads that wait and with the extension modules, which explain nothing."""
+        program = "import faulthandler, ctypes; faulthandler.enable()\ndef reads():\n    ctypes.string_at(0)\nreads()"
+        log = tmp_path / "log"
+        with log.open("wb") as file:
+            file.write(b"step 1\nstep 2\nstep 3\nthe library's own words\n")
+            file.flush()
+            subprocess.run([sys.executable, "-c", program], stderr=file, check=False)
+            file.write(b"Extension modules: many\n" * 20)
+        lines = last_lines(str(log), 2)
+        assert lines[2:4] == ["the library's own words", "Fatal Python error: Segmentation fault"]
+        assert any("in reads" in line for line in lines) and len(lines) <= 19
+
 
 class TestFailure:
     def test_a_foreseen_error_comes_back_as_itself(self) -> None:

@@ -65,7 +65,7 @@ class PrefillPlan:
 
     @property
     def positions(self) -> list[int]:
-        """Where each token of the row is in its sequence."""
+        """The place of each token of the row in its sequence."""
         return [position for part in (*self.heads, *self.rests) for position in part.positions]
 
     def placed(self) -> Iterator[tuple[PrefillPart, int, int]]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from posttrain.processes import descendants, proc
 
-TAIL_BYTES = 4096  # of a log that are looked at for its last lines
+TAIL_BYTES = 65536  # of a log that are looked at for its last lines
+LINES_BEFORE_FAULT = 3  # what a library says before it aborts
+LINES_OF_FAULT = 16  # faulthandler's report: the thread that crashed comes first, its innermost call first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,14 @@ def read_log(path: str, start: int, limit: int = 1 << 20) -> tuple[list[str], in
 
 
 def last_lines(path: str, count: int = 10) -> list[str]:
-    """The end of a log; empty when there is none."""
+    """The end of a log; empty when there is none. Of a crash, the beginning of its report: the end lists idle threads."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-count:]
+            lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []
+    faults = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if not faults:
+        return lines[-count:]
+    return lines[max(0, faults[-1] - LINES_BEFORE_FAULT) : faults[-1] + LINES_OF_FAULT]

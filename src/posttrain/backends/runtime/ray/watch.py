@@ -207,7 +207,7 @@ class Watch:
             with suppress(NodeGone):
                 # The file also has the output since the last poll.
                 lines = self.cluster.on_node(member.process.node, last_lines, member.process.log, LAST_LINES)
-                member.last = deque(lines or member.last, maxlen=LAST_LINES)
+                member.last = deque(lines or member.last)
             member.trouble = why
             self._show(f"[{member.name}] {why}")
 
