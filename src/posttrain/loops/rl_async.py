@@ -148,9 +148,9 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
 
 def at_bound(sampler: Sampler, trained: int) -> dict[str, float]:
     """The step's groups that were as old as the bound allows, over those that may be: with a bound of 1.5 steps, half of the
-    step. Empty where all of them have to be. Args: steps trained before."""
+    step. Empty where whatever is sampled ahead is as old: one step ahead, and a bound of one step. Args: steps trained before."""
     bounds, consumed = sampler.ledger.bounds, sampler.consumed
-    if isinstance(sampler, OneStepAhead) or not bounds.staleness or not consumed:
+    if isinstance(sampler, OneStepAhead) or bounds.staleness <= 1 or not consumed:
         return {}
     most = min(len(consumed), bounds.oldest_per_step or len(consumed))
     return {"async/at_bound_share": sum(trained - each.started >= bounds.staleness for each in consumed) / most}

@@ -31,9 +31,11 @@ def test_share_of_the_groups_that_may_be_at_the_bound(bound: float, started: lis
     assert at_bound(cast(Any, sampler), 5) == {"async/at_bound_share": pytest.approx(share)}
 
 
-def test_without_staleness_there_is_no_share() -> None:
-    bounds = Bounds.of(0, groups_per_step=1, total_steps=9)
+@pytest.mark.parametrize("bound", [0, 0.5, 1])
+def test_up_to_one_step_there_is_no_share(bound: float) -> None:
+    """All that is sampled ahead is one step old then, which is no reason for an alarm."""
+    bounds = Bounds.of(bound, groups_per_step=2, total_steps=9)
     sampler: Any = SimpleNamespace(
-        ledger=SimpleNamespace(bounds=bounds), consumed=[Entry(serial=0, prompt_id="p", draw=1, started=5)]
+        ledger=SimpleNamespace(bounds=bounds), consumed=[Entry(serial=0, prompt_id="p", draw=1, started=4)]
     )
     assert at_bound(sampler, 5) == {}
