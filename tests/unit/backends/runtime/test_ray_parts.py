@@ -395,3 +395,16 @@ def test_a_ray_that_is_not_up_in_time_is_an_error_of_the_run(monkeypatch: pytest
         fails(Exception("The current node timed out during startup."))
     with pytest.raises(TypeError):
         fails(TypeError("no such argument"))
+
+
+def test_a_process_that_is_connected_to_ray_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook may have called ray.init() itself: it is told so, and what it runs there is not ended."""
+    import ray
+
+    from posttrain.backends.runtime.ray.cluster import Cluster
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "shutdown", lambda: pytest.fail("the connection was closed"))
+    for address in (None, "192.0.2.7:6379"):
+        with pytest.raises(RunStopped, match=r"connected to Ray already.*call ray.shutdown\(\) first"):
+            Cluster(address, workers=1, object_store_bytes=100_000_000)

@@ -60,11 +60,16 @@ class Cluster:
 
     Args: workers that will run, which a cluster of its own has room for; object_store_bytes of shared memory at most, for a
         cluster of its own.
-    Raises: RunStopped when there is no cluster, or it does not start.
+    Raises: RunStopped when there is no cluster, it does not start, or the process is connected to one already.
     """
 
     def __init__(self, address: str | None, *, workers: int, object_store_bytes: int):
         self._folder = None
+        if ray.is_initialized():
+            raise RunStopped(
+                "this process is connected to Ray already, and a run makes a connection of its own: call ray.shutdown() first, "
+                "or start the run in another process (placement.ray_address names a cluster that is up)"
+            )
         logging.getLogger("ray").setLevel(logging.ERROR)  # it tells every user that it uses a token
         common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
         handler = signal.getsignal(signal.SIGTERM)
