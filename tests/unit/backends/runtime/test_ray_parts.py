@@ -17,7 +17,7 @@ import torch
 
 from batches import scored_batch, sequence_batch
 from posttrain.backends.runtime.ray import processes
-from posttrain.backends.runtime.ray.processes import WorkerProcess, last_lines, read_log, state
+from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log, state, tail, telling_lines
 from posttrain.backends.runtime.ray.wire import PlainRecord, from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Failure
 from posttrain.errors import ConfigError, Problem, RunStopped
@@ -101,8 +101,8 @@ class TestProcesses:
         with log.open("ab") as file:
             file.write(b"ee\n")
         assert read_log(str(log), 8) == (["three"], 14)
-        assert last_lines(str(log), 2) == ["two", "three"]
-        assert read_log(str(tmp_path / "none"), 5) == ([], 5) and last_lines(str(tmp_path / "none")) == []
+        assert telling_lines(tail(str(log)), 2) == ["two", "three"]
+        assert read_log(str(tmp_path / "none"), 5) == ([], 5) and tail(str(tmp_path / "none")) == ""
 
     def test_the_last_lines_of_a_crash_begin_where_its_report_does(self, tmp_path: Path) -> None:
         """A report ends with threads that wait and with the extension modules, which explain nothing."""
@@ -113,7 +113,7 @@ class TestProcesses:
             file.flush()
             subprocess.run([sys.executable, "-c", program], stderr=file, check=False)
             file.write(b"Extension modules: many\n" * 20)
-        lines = last_lines(str(log), 2)
+        lines = telling_lines(tail(str(log)), 2)
         assert lines[2:4] == ["the library's own words", "Fatal Python error: Segmentation fault"]
         assert any("in reads" in line for line in lines) and len(lines) <= 19
 
@@ -171,7 +171,7 @@ class FakeCluster:
     def on_node(self, node: str, function: Any, *arguments: Any) -> Any:
         if function is processes.state:
             return {"stopped": "stopped"}.get(self.states.get(arguments[0].host, ""), "running")
-        return ["the last thing it said"] if function is last_lines else None
+        return "the last thing it said\n" if function is tail else None
 
     def kill(self, handle: Any) -> None:
         pass
@@ -179,14 +179,14 @@ class FakeCluster:
 
 class TestWatch:
     @pytest.fixture
-    def watch(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def watch(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         from posttrain.backends.runtime.ray import watch as module
         from posttrain.records.notices import Notices
 
         for name, value in (("ROUND_S", 0.02), ("SILENCE_S", 0.1), ("SETTLE_S", 0.3)):
             monkeypatch.setattr(module, name, value)
         said: list[str] = []
-        watch = module.Watch(FakeCluster(), Notices(), None, said.append)  # type: ignore[arg-type]
+        watch = module.Watch(FakeCluster(), Notices(), tmp_path / "logs", said.append)  # type: ignore[arg-type]
         for rank in range(2):
             process = WorkerProcess(pid=rank, started=0, node="here", host=f"w{rank}", log="")
             watch.add(module.Member(name=f"trainer rank {rank}", handle=f"w{rank}", process=process))
@@ -203,13 +203,14 @@ class TestWatch:
         with pytest.raises(RunStopped, match=r"saving: no answer of trainer rank 1 within 0\.2 s"):
             watch.wait({first: Promise(1), second: Promise(2, 60)}, "saving", 0.2)
 
-    def test_a_stopped_worker_is_named_with_its_last_words(self, watch: Any) -> None:
+    def test_a_stopped_worker_is_named_with_its_last_words(self, watch: Any, tmp_path: Path) -> None:
         first, second = watch.members
         threading.Timer(0.1, watch.cluster.states.__setitem__, ("w1", "stopped")).start()
         with pytest.raises(
             RunStopped, match=r"trainer rank 1 \(process 1 on w1\) is stopped.*\n  the last thing it said"
         ):
             watch.wait({first: Promise(1, 60), second: Promise(2, 60)}, "x", 30.0)
+        assert (tmp_path / "logs/trainer_rank_1.end.log").read_text() == "the last thing it said\n"
 
     def test_a_busy_worker_is_left_to_its_work(self, watch: Any) -> None:
         first, _ = watch.members

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posttrain.processes import descendants, proc
 
-TAIL_BYTES = 65536  # of a log that are looked at for its last lines
+TAIL_BYTES = 65536  # of a log that are kept of a lost worker
 LINES_BEFORE_FAULT = 3  # what a library says before it aborts
 LINES_OF_FAULT = 16  # faulthandler's report: the thread that crashed comes first, its innermost call first
 
@@ -53,14 +53,19 @@ def read_log(path: str, start: int, limit: int = 1 << 20) -> tuple[list[str], in
     return text[:end_of_last].decode(errors="replace").splitlines(), start + end_of_last
 
 
-def last_lines(path: str, count: int = 10) -> list[str]:
-    """The end of a log; empty when there is none. Of a crash, the beginning of its report: the end lists idle threads."""
+def tail(path: str) -> str:
+    """The last 64 KiB of a log; empty when there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            return file.read().decode(errors="replace")
     except FileNotFoundError:
-        return []
+        return ""
+
+
+def telling_lines(text: str, count: int) -> list[str]:
+    """The last lines of a log. Of a crash, the beginning of faulthandler's report: its end lists threads that wait."""
+    lines = text.splitlines()
     faults = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error")]
     if not faults:
         return lines[-count:]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.backends.runtime.ray.cluster import Cluster, NodeGone, RayArray, WorkerDied
-from posttrain.backends.runtime.ray.processes import WorkerProcess, end, last_lines, state
+from posttrain.backends.runtime.ray.processes import WorkerProcess, end, state, tail, telling_lines
 from posttrain.backends.runtime.ray.worker import Failure, News, PackedGroups
 from posttrain.errors import RunStopped
 from posttrain.records.notices import Notices
@@ -58,6 +58,11 @@ class Member:
             self.tokens, self.groups = 0, []
         return found
 
+    @property
+    def file_name(self) -> str:
+        """The name of its log, without an ending."""
+        return self.name.replace(" ", "_")
+
     def lost(self) -> WorkerLost:
         place = f"process {self.process.pid} on {self.process.host}"
         printed = "".join(f"\n  {line}" for line in self.last)
@@ -68,7 +73,8 @@ class Member:
 class Watch:
     """Polls every member twice a second, in a thread of its own.
 
-    Args: logs is the folder that gets a file per worker with what it prints; ``show`` is given each line with its worker's name.
+    Args: logs is the folder that gets a file per worker with what it prints, and one with the end of that for a lost worker;
+        ``show`` is given each line with its worker's name.
     """
 
     def __init__(
@@ -206,8 +212,11 @@ class Watch:
         if member.trouble is None:
             with suppress(NodeGone):
                 # The file also has the output since the last poll.
-                lines = self.cluster.on_node(member.process.node, last_lines, member.process.log, LAST_LINES)
-                member.last = deque(lines or member.last)
+                text = self.cluster.on_node(member.process.node, tail, member.process.log)
+                member.last = deque(telling_lines(text, LAST_LINES) or member.last)
+                if self._logs and text:
+                    with open(self._logs / f"{member.file_name}.end.log", "a", encoding="utf-8") as file:
+                        file.write(text)
             member.trouble = why
             self._show(f"[{member.name}] {why}")
 
@@ -221,7 +230,7 @@ class Watch:
         for line in news.lines:
             self._show(f"[{member.name}] {line}")
         if self._logs and news.lines:
-            with open(self._logs / f"{member.name.replace(' ', '_')}.log", "a", encoding="utf-8") as file:
+            with open(self._logs / f"{member.file_name}.log", "a", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in news.lines)
 
 
