@@ -16,6 +16,7 @@ from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinishe
 
 TURN_S = 0.1  # for which a sampler works before it looks for new requests
 MOST_LOSSES = 3  # of samplers in a row by a request that gained no token in between
+MOST_HOMES = 100_000  # conversations whose sampler is remembered; older ones go to any
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,7 @@ class Fleet:
         self._joined = 0
         self._pool: dict[str, Request] = {}  # without a sampler
         self._withdrawn: set[str] = set()  # to be cancelled, when recorded orders are given again
-        self._homes: dict[str, Post] = {}  # by conversation
+        self._homes: dict[str, Post] = {}  # by conversation, the newest last
         self._begun: dict[str, Unfinished] = {}  # by sample id, as reported
         self._losses: Counter[str] = Counter()
         self._ended: list[Trajectory] = []
@@ -311,11 +312,13 @@ class Fleet:
             post.cancelled.append(name)
 
     def _home(self, request: Request, posts: Sequence[Post]) -> Post:
-        home = self._homes.get(request.conversation) if request.conversation else None
+        home = self._homes.pop(request.conversation, None) if request.conversation else None
         if home is None or home not in posts:
             home = min(posts, key=lambda post: len(post.asked))
-            if request.conversation:
-                self._homes[request.conversation] = home
+        if request.conversation:
+            self._homes[request.conversation] = home
+            if len(self._homes) > MOST_HOMES:
+                del self._homes[next(iter(self._homes))]
         return home
 
     # ------------------------------------------------------------------------------------------ losses

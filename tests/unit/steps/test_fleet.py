@@ -16,6 +16,7 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Order, SamplerLost, Turned
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, Unfinished, VersionSpan
+from posttrain.steps import fleet as fleet_module
 from posttrain.steps.fleet import MOST_LOSSES, Fleet
 from posttrain.steps.own_thread import OwnThread
 
@@ -151,6 +152,25 @@ def test_requests_go_to_the_sampler_with_the_fewest_and_end_once() -> None:
     assert sorted(ended) == ["0/0", "0/1", "1/0"]
     assert [[each.sample_id for each in one.orders[0].new] for one in crew.all] == [["0/0", "1/0"], ["0/1"]]
     assert fleet.progress() == []
+
+
+def test_a_conversation_stays_where_it_began_and_the_oldest_of_many_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of many steps has no list of all its conversations."""
+    monkeypatch.setattr(fleet_module, "MOST_HOMES", 2)
+    crew = Crew("a", "b")
+    fleet, _ = fleet_of(crew)
+
+    def home_of(conversation: str, turn: int) -> str:
+        fleet.submit([Request(f"{conversation}@{turn}", (1,), 8, conversation=conversation)])
+        fleet.wait(1.0)
+        [post] = [post for post in fleet._posts if f"{conversation}@{turn}" in post.asked]
+        return str(post.member.name)
+
+    assert [home_of("x", 0), home_of("y", 0), home_of("x", 1), home_of("x", 2)] == ["a", "b", "a", "a"]
+    home_of("z", 0)
+    assert list(fleet._homes) == ["x", "z"]
 
 
 def test_a_lost_sampler_s_requests_go_on_elsewhere_with_their_tokens() -> None:

@@ -89,3 +89,21 @@ def test_samplers_that_do_not_start_again_end_the_wait_with_the_reason() -> None
     crew = crew_of([Sampler("rollout rank 0", "is dead")], fails)
     with pytest.raises(RunStopped, match="no memory left"):
         crew.wait_for_joiner()
+
+
+def test_a_start_that_fails_as_nobody_foresaw_is_told_and_others_are_still_started() -> None:
+    started: list[str] = []
+
+    def fails_once(member: Any) -> Sampler:
+        started.append(member.name)
+        if len(started) == 1:
+            raise OSError("no file descriptor left")
+        return Sampler(member.name)
+
+    first, second = Sampler("rollout rank 0", "is dead"), Sampler("rollout rank 1", "is dead")
+    crew = crew_of([first], fails_once)
+    with pytest.raises(RunStopped, match=r"rollout rank 0: OSError\('no file descriptor left'\)"):
+        crew.wait_for_joiner()
+    crew.members().append(second)  # type: ignore[attr-defined]
+    crew.wait_for_joiner()
+    assert (started, crew.joiners) == (["rollout rank 0", "rollout rank 1"], 1)

@@ -127,8 +127,8 @@ class RayCrew:
             started: list[Member] = []
             try:
                 started = [self._renew(lost)]
-            except PosttrainError as error:
-                self._failure = error
+            except Exception as error:  # noqa: BLE001  # a thread of its own: it is reported, and others are still started
+                self._failure = error if isinstance(error, PosttrainError) else RunStopped(f"{lost.name}: {error!r}")
                 self._notices.add(f"{lost.name} could not be started again: {error}")
             with self._changing:
                 self._joining += started
