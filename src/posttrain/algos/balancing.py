@@ -6,7 +6,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from posttrain.errors import Problem, RequestError
 
@@ -16,26 +15,21 @@ LARGEST_DIFFERENCED = 400_000  # items x parts
 _Part = tuple[int, tuple[int, ...]]  # load, items
 
 
-@dataclass(frozen=True, slots=True)
-class _Division:
-    """Some of the items, shared out. ``parts`` are (load, items), heaviest first, empty ones last (also among loads of 0),
-    so that joining two divisions fills empty parts first."""
+# Some of the items, shared out: (load, items) of every part, heaviest first, empty ones last (also among loads of 0), so that
+# joining two divisions fills empty parts first. Before them stands the spread of the loads, below 0: of two the more uneven one
+# is less; ties are broken by what the parts hold, so that the result never depends on chance.
+_Division = tuple[int, list[_Part]]
 
-    parts: tuple[_Part, ...]
 
-    def __lt__(self, other: _Division) -> bool:
-        """The more uneven one comes first; ties by what the parts hold, so that the result never depends on chance."""
-        return (-self.spread, self.parts) < (-other.spread, other.parts)
+def _division(parts: list[_Part]) -> _Division:
+    ordered = sorted(parts, reverse=True)
+    return ordered[-1][0] - ordered[0][0], ordered
 
-    @property
-    def spread(self) -> int:
-        return self.parts[0][0] - self.parts[-1][0]
 
-    def joined(self, other: _Division) -> _Division:
-        """Heaviest with lightest, part by part."""
-        pairs = zip(self.parts, reversed(other.parts), strict=True)
-        merged = [(mine + theirs, items + others) for (mine, items), (theirs, others) in pairs]
-        return _Division(tuple(sorted(merged, reverse=True)))
+def _joined(one: _Division, other: _Division) -> _Division:
+    """Heaviest with lightest, part by part."""
+    pairs = zip(one[1], reversed(other[1]), strict=True)
+    return _division([(mine + theirs, items + others) for (mine, items), (theirs, others) in pairs])
 
 
 def balanced_parts(loads: Sequence[int], parts: int, *, equal_size: bool = False) -> list[list[int]]:
@@ -61,11 +55,12 @@ def balanced_parts(loads: Sequence[int], parts: int, *, equal_size: bool = False
     else:
         empty: _Part = (0, ())
         starts = [[part] + [empty] * (parts - 1) for part in alone]
-    heap = [_Division(tuple(sorted(start, reverse=True))) for start in starts]
+    heap = list(map(_division, starts))
     heapq.heapify(heap)
     while len(heap) > 1:
-        heapq.heappush(heap, heapq.heappop(heap).joined(heapq.heappop(heap)))
-    return sorted(sorted(items) for _, items in heap[0].parts)
+        one = heapq.heappop(heap)
+        heapq.heapreplace(heap, _joined(one, heap[0]))
+    return sorted(sorted(items) for _, items in heap[0][1])
 
 
 def _longest_first(loads: Sequence[int], parts: int, *, equal_size: bool) -> list[list[int]]:

@@ -19,7 +19,8 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.processes import descendants, frames, proc, start, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.limits import CRASHED, EXCEPTION, OUTPUT_LIMIT, TIMEOUT, Limits
-from posttrain.processes.waiting import Waiting, WaitingCall
+from posttrain.processes.replies import Replies
+from posttrain.processes.waiting import Waiting, WaitingCall, frame_of
 from posttrain.processes.worker import ANSWER, ANSWERS, CANNOT_FORK, FAILURE, PROBLEMS, READY
 
 MARK = "POSTTRAIN_WORKER"  # environment variable of a keeper and of all below it
@@ -92,25 +93,31 @@ class WorkerPool:
         The future never raises: its result is an Answer or a CallFailure. Calls begin in the order of submission. Short ones
         cross together; where something happens to a worker meanwhile, each of them is made again, alone.
         """
+        future: Future[Reply] = Future()
         try:
-            written = wire.to_text(call)
+            replies = self.submit_written([wire.to_text(call)], [seed])
         except (TypeError, ValueError, RecursionError) as error:
-            future: Future[Reply] = Future()
             future.set_result(CallFailure(EXCEPTION, str(error)))
-            return future
-        return self.submit_written([written], [seed])[0]
+        else:
+            replies.watch(lambda _, reply: future.set_result(reply))
+        return future
 
-    def submit_written(self, calls: Sequence[str], seeds: Sequence[int]) -> list[Future[Reply]]:
-        """``submit`` many calls that are written by wire.py already, each with its seed."""
-        futures: list[Future[Reply]] = [Future() for _ in calls]
+    def submit_written(self, calls: Sequence[str], seeds: Sequence[int], shared: str = "null") -> Replies[Reply]:
+        """``submit`` many calls that are written by wire.py already, each with its seed.
+
+        Args: shared, a mapping in the same form, whose entries are added to each call, which then is a mapping; a worker
+            reads them once for calls that cross together.
+        """
+        replies: Replies[Reply] = Replies(len(calls))
+        alike = shared.encode()
         waiting = [
-            WaitingCall(f'{{"call": {call}, "seed": {seed}}}'.encode(), future)
-            for call, seed, future in zip(calls, seeds, futures, strict=True)
+            WaitingCall(f'{{"call": {call}, "seed": {seed}}}'.encode(), alike, replies, number)
+            for number, (call, seed) in enumerate(zip(calls, seeds, strict=True))
         ]
         if not self._waiting.put(waiting):
-            for future in futures:
-                future.set_result(_CLOSED)
-        return futures
+            for each in waiting:
+                each.answer(_CLOSED)
+        return replies
 
     def close(self) -> None:
         """End the workers, also in the middle of a call; calls that were not answered fail as crashed."""
@@ -120,7 +127,7 @@ class WorkerPool:
         for thread in self._threads:
             thread.join()
         for call in left:
-            call.future.set_result(_CLOSED)
+            call.answer(_CLOSED)
 
     def _serve(self, line: _Line) -> None:
         """One thread per worker: it waits, and others run meanwhile."""
@@ -128,7 +135,7 @@ class WorkerPool:
         while calls := self._waiting.take():
             began = time.monotonic()
             try:
-                replies: list[Reply] | CallFailure = line.call([call.request for call in calls])
+                replies: list[Reply] | CallFailure = line.call(calls)
             except Exception as error:  # noqa: BLE001 - every future must get its result, also on a broken machine
                 replies = CallFailure(CRASHED, f"the worker cannot be reached: {type(error).__name__}: {error}"[:500])
                 with suppress(Exception):
@@ -136,9 +143,9 @@ class WorkerPool:
             if isinstance(replies, CallFailure):
                 replies = [replies] if len(calls) == 1 else []
             for call, reply in zip(calls, replies, strict=False):
-                call.future.set_result(reply)
+                call.answer(reply)
             for call in self._waiting.answered(calls, len(replies), time.monotonic() - began):
-                call.future.set_result(_CLOSED)
+                call.answer(_CLOSED)
         line.end()
 
 
@@ -220,7 +227,7 @@ class _Line:
             how = "did not load in time" if isinstance(error, TimeoutError) else "ended while it was loading"
             raise ConfigError(f"a worker for rewards {how}{said}") from error
 
-    def call(self, requests: Sequence[bytes]) -> list[Reply] | CallFailure:
+    def call(self, calls: Sequence[WaitingCall[Reply]]) -> list[Reply] | CallFailure:
         """Make calls. Returns: the replies to the first of them, one at least, or what happened to the worker."""
         if self._process is None:
             try:
@@ -230,7 +237,7 @@ class _Line:
         # A killed worker loads before it answers
         load_s = self._limits.load_s if self._setup["load_in_worker"] else 0.0
         try:
-            self._write(b"[" + b",".join(requests) + b"]", self._limits.wall_s + GRACE_S)
+            self._write(frame_of(calls), self._limits.wall_s + GRACE_S)
             reply = self._read(self._limits.longest_s + load_s + GRACE_S)
         except (frames.PipeClosed, frames.FrameTooLong) as error:
             said = self._last_words()
@@ -242,7 +249,7 @@ class _Line:
         except OSError as error:
             self.end()
             return CallFailure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
-        return _replies(reply, len(requests))
+        return _replies(reply, len(calls))
 
     def _write(self, data: bytes, timeout_s: float) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, TypeVar
+
+from posttrain.processes.replies import Replies
 
 R = TypeVar("R")
 
-MOST_TOGETHER = 32
+MOST_TOGETHER = 128
 SHORT_S = 0.005  # of calls that were made together: next time there may be twice as many
 
 
 @dataclass(slots=True, eq=False)
 class WaitingCall(Generic[R]):
-    request: bytes
-    future: Future[R]
+    request: bytes  # {"call": …, "seed": …}
+    shared: bytes  # JSON of the entries that many calls have alike, one object for all of them; "null": none
+    replies: Replies[R]
+    number: int  # of the call among those
     alone: bool = False  # after something happened to the worker that had it with others
+
+    def answer(self, reply: R) -> None:
+        self.replies.put(self.number, reply)
+
+
+def frame_of(calls: Sequence[WaitingCall[R]]) -> bytes:
+    """Write calls as worker.py reads them: [[shared, [request, …]], …], in their order, what neighbours share once."""
+
+    def parts() -> Iterator[bytes]:
+        for _, run in groupby(calls, key=lambda call: id(call.shared)):
+            alike = list(run)
+            yield b"[%b,[%b]]" % (alike[0].shared, b",".join(call.request for call in alike))
+
+    return b"[" + b",".join(parts()) + b"]"
 
 
 class Waiting(Generic[R]):

@@ -102,9 +102,9 @@ def _serve(handler: Handler, requests: int, replies: int, limits: Limits) -> Nev
         number, calls = data[:NUMBER_BYTES], wire.from_bytes(data[NUMBER_BYTES:])
         more_cpu(limits)
         kind, answers, begun = ANSWERS, [], time.monotonic()
-        for each in calls:
+        for shared, each in ((shared, each) for shared, alike in calls for each in alike):
             _seed(each["seed"])
-            answer, replace = _answer(handler, each["call"])
+            answer, replace = _answer(handler, {**shared, **each["call"]} if shared else each["call"])
             if os.getpid() != worker:  # a call has forked, and its child came back too: only one of them may answer
                 os._exit(0)
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was set must not ring in a later call

@@ -73,15 +73,19 @@ def prompt_of(values: Mapping[str, Any]) -> Prompt:
     return Prompt(**values)
 
 
-def plain(answer: TermAnswer) -> dict[str, Any]:
+def plain(answer: TermAnswer) -> dict[str, Any] | float:
     if isinstance(answer, Invalid):
         return {"reason": answer.reason, "detail": answer.detail}
+    if not answer.extras and not answer.texts:
+        return answer.value
     beside = {"extras": [list(extra) for extra in answer.extras], "texts": [list(text) for text in answer.texts]}
     return {"value": answer.value, **beside}
 
 
 def answer_of(values: Any) -> TermAnswer:
     """Rebuild the answer that ``plain`` serialized. Raises: KeyError, TypeError, ValueError for anything else."""
+    if isinstance(values, (int, float)):
+        return TermValue(_finite(values))
     if "reason" in values:
         return Invalid(str(values["reason"]), str(values["detail"]))
     return TermValue(

@@ -16,6 +16,7 @@ from posttrain.libraries.cores import available_cores
 from posttrain.processes import wire
 from posttrain.processes.limits import CRASHED, EXCEPTION, MEMORY, TIMEOUT, Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
+from posttrain.processes.replies import Replies
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Outcome, Reward, TrajectoryGroup
 from posttrain.rewards.bisection import call_with_bisection
@@ -115,7 +116,8 @@ class ScorerInWorkers:
         self._may_be_none = config.model is not None
         self._overrun_is_zero = config.overrun_is_zero
         self._one_by_one = any(not term.batched for term in self._terms)
-        self._begun: dict[int, tuple[TrajectoryGroup, list[Future[Reply]]]] = {}  # by id(group)
+        # By id(group); None where all terms are batched
+        self._begun: dict[int, tuple[TrajectoryGroup, Replies[Reply] | None]] = {}
         self._kept: set[int] = set()  # of these, the ones that stay until they are scored or forgotten
         limits = Limits(
             wall_s=config.timeout_s,
@@ -142,23 +144,24 @@ class ScorerInWorkers:
         if keep:
             self._kept.add(id(group))
         if id(group) not in self._begun:
-            self._begun[id(group)] = group, self._ask(group) if self._one_by_one else []
+            self._begun[id(group)] = group, self._ask(group) if self._one_by_one else None
 
     def scorable(self, group: TrajectoryGroup) -> list[Future[bool]]:
         _, asked = self._begun[id(group)]
         found: list[Future[bool]] = [Future() for _ in group.trajectories]
-        for future, reply in zip(found, asked, strict=bool(asked)):
-            reply.add_done_callback(partial(self._resolve, future, group.prompt))
-        for future in found[len(asked) :]:
-            future.set_result(True)
+        if asked:
+            asked.watch(partial(self._resolve, found, group.prompt))
+        else:
+            for future in found:
+                future.set_result(True)
         return found
 
-    def _resolve(self, scorable: Future[bool], prompt: Prompt, reply: Future[Reply]) -> None:
-        answers = _answers(reply.result(), self._counting(prompt))
+    def _resolve(self, scorable: Sequence[Future[bool]], prompt: Prompt, number: int, reply: Reply) -> None:
+        answers = _answers(reply, self._counting(prompt))
         failed = any(isinstance(answer, Invalid) for answer in answers.values())
-        failed = failed and not self._overran(reply.result(), prompt)
-        if scorable.set_running_or_notify_cancel():
-            scorable.set_result(not failed)
+        failed = failed and not self._overran(reply, prompt)
+        if scorable[number].set_running_or_notify_cancel():
+            scorable[number].set_result(not failed)
 
     def score(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[Outcome, ...]]:
         for group in groups:
@@ -185,7 +188,7 @@ class ScorerInWorkers:
     def close(self) -> None:
         self._pool.close()
 
-    def _ask(self, group: TrajectoryGroup) -> list[Future[Reply]]:
+    def _ask(self, group: TrajectoryGroup) -> Replies[Reply]:
         return self._submit(group, range(len(group.trajectories)), self._read(group))
 
     def _submit(
@@ -195,19 +198,19 @@ class ScorerInWorkers:
         texts: Sequence[ResponseText],
         *,
         plain_answer: bool = False,
-    ) -> list[Future[Reply]]:
+    ) -> Replies[Reply]:
         """Have the responses with these numbers scored. The prompt is written once for all of them; one that cannot be written
         is why each call fails."""
         try:
-            prompt = wire.to_text(plain_prompt(group.prompt))
+            shared = wire.to_text({"prompt": plain_prompt(group.prompt), "plain_answer": plain_answer})
         except (TypeError, ValueError, RecursionError) as error:
-            return [_failed(error) for _ in numbers]
-        calls = []
-        for number in numbers:
-            text = texts[number]
-            own = {"response": text.response, "sequence": text.sequence, "plain_answer": plain_answer}
-            calls.append(f'{{"prompt": {prompt}, {wire.to_text(own)[1:]}')
-        return self._pool.submit_written(calls, [_seed(group.trajectories[number].sample_id) for number in numbers])
+            return _failed(error, len(numbers))
+        calls = [
+            f'{{"response": {wire.to_text(texts[number].response)}, "sequence": {wire.to_text(texts[number].sequence)}}}'
+            for number in numbers
+        ]
+        seeds = [_seed(group.trajectories[number].sample_id) for number in numbers]
+        return self._pool.submit_written(calls, seeds, shared)
 
     def _read(self, group: TrajectoryGroup) -> list[ResponseText]:
         return response_texts(group, self._terms, self._decode)
@@ -247,7 +250,7 @@ class ScorerInWorkers:
             outcomes.append(combine(self._terms, answers, source, may_be_none=self._may_be_none))
         return tuple(outcomes)
 
-    def _answers_of(self, group: TrajectoryGroup, asked: Sequence[Future[Reply]]) -> list[dict[int, TermAnswer]]:
+    def _answers_of(self, group: TrajectoryGroup, asked: Replies[Reply]) -> list[dict[int, TermAnswer]]:
         """Return the answers of the terms that are not batched, per response.
 
         Where computer algebra exceeded a limit and ``overrun_is_zero``, the call is made again with a plain answer: when that
@@ -255,16 +258,16 @@ class ScorerInWorkers:
         invalid.
         """
         prompt = group.prompt
-        replies = [each.result() for each in asked]
+        replies = asked.all()
         counting = self._counting(prompt)
         overran = [number for number, reply in enumerate(replies) if self._overran(reply, prompt)]
-        again: dict[int, Future[Reply]] = {}
+        again: dict[int, Reply] = {}
         if overran:
             asked_again = self._submit(group, overran, self._read(group), plain_answer=True)
-            again = dict(zip(overran, asked_again, strict=True))
+            again = dict(zip(overran, asked_again.all(), strict=True))
         found = [_answers(reply, counting) for reply in replies]
         for number, second in again.items():
-            plain = _answers(second.result(), counting)
+            plain = _answers(second, counting)
             if not any(isinstance(answer, Invalid) for answer in plain.values()):
                 zero = TermValue(0.0, texts=(("overrun", _detail(replies[number])),))
                 found[number] = {index: zero if self._terms[index].calculates else plain[index] for index in plain}
@@ -300,10 +303,11 @@ def _answers(reply: Reply, counting: Sequence[int]) -> dict[int, TermAnswer]:
     return dict.fromkeys(counting, failed)
 
 
-def _failed(error: Exception) -> Future[Reply]:
-    future: Future[Reply] = Future()
-    future.set_result(CallFailure(EXCEPTION, str(error)))
-    return future
+def _failed(error: Exception, count: int) -> Replies[Reply]:
+    replies: Replies[Reply] = Replies(count)
+    for number in range(count):
+        replies.put(number, CallFailure(EXCEPTION, str(error)))
+    return replies
 
 
 def _detail(reply: Reply) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posttrain.libraries.disk_errors import naming
 from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.images import PromptImages
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
 from posttrain.run.sample_images import SampleImages
 from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
@@ -54,7 +55,7 @@ def write_samples(
         advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
     images = SampleImages(path.parent.parent)
     of_row = iter(advantages)
-    lines = (_JSON.encode(sample) for group in groups for sample in _samples(step, group, of_row, images))
+    lines = (line for group in groups for line in _lines(step, group, of_row, images))
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = token_values_path(path)
     tokens.unlink(missing_ok=True)  # of samples that these replace
@@ -73,23 +74,24 @@ def _write(path: Path, lines: Iterable[str]) -> None:
         os.replace(beside, path)
 
 
-def _samples(
-    step: int, group: ScoredGroup, advantages: Iterator[float | None], images: SampleImages
-) -> Iterator[dict[str, object]]:
-    """Yield the samples of a group. Args: advantages has the next one for each of them."""
+def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], images: SampleImages) -> Iterator[str]:
+    """Yield the samples of a group as JSON; what they have alike is encoded once. Args: advantages has the next one for each of
+    them."""
     prompt, prompt_tokens = group.group.prompt, len(group.group.first_prompt)
-    ground_truth = as_json(prompt.ground_truth)
+    truth = _entries({"ground_truth": as_json(prompt.ground_truth)})
+
+    def about_prompt(text: str, shown: PromptImages | None) -> str:
+        known = {"prompt_id": prompt.prompt_id, "data_source": prompt.data_source, "prompt": text}
+        return _entries(known | ({"images": images.of(shown)} if shown else {}))
+
+    alike = about_prompt(prompt.text, prompt.images)
     for trajectory, outcome in group.pairs:
-        shown = prompt.images or trajectory.images
-        yield {
-            "step": step,
-            "sample_id": trajectory.sample_id,
-            "prompt_id": prompt.prompt_id,
-            "data_source": prompt.data_source,
-            "prompt": trajectory.samples[0].prompt_text or prompt.text,
-            **({"images": images.of(shown)} if shown else {}),
-            "response": trajectory.text,
-            "ground_truth": ground_truth,
+        own_text, own_images = trajectory.samples[0].prompt_text, trajectory.images
+        about = alike
+        if own_text or own_images:
+            about = about_prompt(own_text or prompt.text, prompt.images or own_images)
+        sample_id, response = _JSON.encode(trajectory.sample_id), _JSON.encode(trajectory.text)
+        rest = {
             "reward": outcome.value if isinstance(outcome, Reward) else None,
             "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
             "reward_texts": dict(outcome.texts) if isinstance(outcome, Reward) else {},
@@ -102,6 +104,14 @@ def _samples(
             "response_tokens": trajectory.sampled_tokens,
             **({"turns": _turns(trajectory), "environment": _environment(trajectory)} if trajectory.turn_texts else {}),
         }
+        yield (
+            f'{{"step": {step}, "sample_id": {sample_id}, {about}, "response": {response}, {truth}, {_entries(rest)}}}'
+        )
+
+
+def _entries(values: dict[str, object]) -> str:
+    """Encode a mapping as JSON, without its braces."""
+    return _JSON.encode(values)[1:-1]
 
 
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:

@@ -25,7 +25,8 @@ from posttrain.processes import descendants, fork_gate, frames, proc, wire
 from posttrain.processes import pool as pool_module
 from posttrain.processes.limits import Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
-from posttrain.processes.waiting import Waiting, WaitingCall
+from posttrain.processes.replies import Replies
+from posttrain.processes.waiting import Waiting, WaitingCall, frame_of
 
 # A module of handlers. `loaded` says in which process it was loaded.
 SOURCE = """
@@ -442,7 +443,8 @@ def test_long_calls_are_left_to_the_other_workers(make: Make) -> None:
 
 def test_closing_answers_calls_that_were_put_back() -> None:
     waiting: Waiting[str] = Waiting(1)
-    calls: list[WaitingCall[str]] = [WaitingCall(b"", Future()) for _ in range(4)]
+    replies: Replies[str] = Replies(4)
+    calls = [WaitingCall(b"", b"null", replies, number) for number in range(4)]
     for call in calls:
         waiting.put([call])
     assert waiting.take() == calls[:1]
@@ -452,3 +454,33 @@ def test_closing_answers_calls_that_were_put_back() -> None:
     assert waiting.close() == calls[3:]
     assert waiting.answered(both, 1, 0.0) == calls[2:3]
     assert not waiting.put(calls[:1]) and waiting.take() == []
+
+
+def test_entries_that_calls_share_cross_once_and_reach_each(make: Make) -> None:
+    pool = make("echo", workers=2)
+    groups = [
+        pool.submit_written(
+            [wire.to_text({"n": number}) for number in range(10)], range(10), wire.to_text({"of": (1, each)})
+        )
+        for each in range(20)
+    ]
+    for each, replies in enumerate(groups):
+        answers = [reply.value[1] for reply in replies.all() if isinstance(reply, Answer)]
+        assert answers == [{"of": (1, each), "n": number} for number in range(10)]
+    replies: Replies[Reply] = Replies(3)
+    one, other = b'{"a": 1}', b'{"a": 1}  '
+    calls = [WaitingCall(b"%d" % number, (one, one, other)[number], replies, number) for number in range(3)]
+    assert frame_of(calls) == b'[[{"a": 1},[0,1]],[{"a": 1}  ,[2]]]'
+
+
+def test_replies_reach_a_watcher_once_each_and_all_in_order() -> None:
+    replies: Replies[str] = Replies(3)
+    heard: list[tuple[int, str]] = []
+    replies.put(2, "c")
+    replies.watch(lambda number, reply: heard.append((number, reply)))
+    assert heard == [(2, "c")]
+    replies.put(0, "a")
+    replies.put(1, "b")
+    assert heard == [(2, "c"), (0, "a"), (1, "b")]
+    assert replies.all() == ["a", "b", "c"]
+    assert Replies(0).all() == []

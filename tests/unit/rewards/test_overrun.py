@@ -105,15 +105,15 @@ def test_which_failures_are_the_texts(start: Any, reason: str, scored: bool) -> 
     assert isinstance(scorer, ScorerInWorkers)
     submit, asked = scorer._pool.submit_written, []
 
-    def fail_first(calls: Any, seeds: Any) -> Any:
-        [future] = submit(calls, seeds)
+    def fail_first(calls: Any, seeds: Any, shared: str) -> Any:
+        replies = submit(calls, seeds, shared)
         asked.extend(calls)
         if len(asked) > 1:
-            return [future]
-        future.result()
-        failed: Any = type(future)()
-        failed.set_result(CallFailure(reason, "said so"))
-        return [failed]
+            return replies
+        [_] = replies.all()
+        failed: Any = type(replies)(1)
+        failed.put(0, CallFailure(reason, "said so"))
+        return failed
 
     scorer._pool.submit_written = fail_first  # type: ignore[method-assign]
     [outcome] = score(scorer, "\\boxed{72}")
