@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from ray_runs import config, lines_of
-from test_async_runs import RAGGED, assert_each_group_is_trained_once, events
+from test_async_runs import RAGGED, WORLD, assert_each_group_is_trained_once, events
 
 from posttrain.build.train import train_run
+from posttrain.config import RunConfig
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -25,25 +26,33 @@ APART: dict[str, dict[str, Any]] = {
     "reference": {"devices": [0]},
     "rollout": RAGGED | {"devices": [1, 2], "samples_per_prompt": 4, "max_response_tokens": 48},
     "loss": {"kl_coef": 0.01, "rollout_correction": {"weights": "token"}},
-    "data": {"validation_files": []},
+    "data": {"train_files": [], "validation_files": []},
+    "reward": {"terms": [], "timeout_s": 300.0},
+    "validation": {"before_training": False, "after_training": False},
 }
+STEPS = 14
 
 
 def test_a_sampler_that_is_killed_gives_its_groups_away(address: str, tmp_path: Path, tiny_llama: Path) -> None:
-    """I12, I15: every group is trained once, by true versions; the killed sampler joins again with later weights; the replay of
-    the run, with no sampler killed, has the same weights."""
-    asked = config(
-        tmp_path,
-        tiny_llama,
-        "run",
-        APART | {"placement": {"devices": 3, "ray_address": address, "runtime": "ray"}},
-        steps=14,
-    )
+    """I5, I12, I15: every episode is trained once, by true versions; the replay of the run, in which no sampler is killed and
+    environments answer at once, has the same samples and weights."""
+    (tmp_path / "world.py").write_text(WORLD)
+
+    def run(name: str, seconds: float) -> RunConfig:
+        world = {"name": f"{tmp_path}/world.py:Guess", "train_episodes": 10, "validation_episodes": 2, "workers": 24}
+        more = {
+            "environment": world | {"settings": {"seconds": seconds}},
+            "placement": {"devices": 3, "ray_address": address, "runtime": "ray"},
+        }
+        return config(tmp_path, tiny_llama, name, APART | more, steps=STEPS)
+
+    asked = run("run", 0.03)
     folder = Path(asked.folder)
     killer = threading.Thread(target=kill_after, args=(folder, "rollout rank 1", 3))
     killer.start()
     train_run(asked)
     killer.join()
+    assert made_by(train_run(run("again", 0.0), replay=folder)) == made_by(folder)
     log = events(folder)
     assert_each_group_is_trained_once(folder)
     assert [event["sampler"] for event in log if event["event"] == "lost"] == [1]
@@ -54,12 +63,18 @@ def test_a_sampler_that_is_killed_gives_its_groups_away(address: str, tmp_path: 
             echoed.setdefault(event["version"], []).append(event["hash"])
     assert all(len(set(hashes)) == 1 for hashes in echoed.values())
     versions = {
-        span["version"]
-        for step in range(1, 15)
+        turn["policy_version"]
+        for step in range(1, STEPS + 1)
         for line in (folder / f"samples/step_{step}.jsonl").read_text().splitlines()
-        for span in json.loads(line).get("version_spans") or [{"version": json.loads(line)["policy_version"]}]
+        for turn in json.loads(line)["turns"]
     }
-    assert versions <= set(echoed)
+    assert len(versions) > 1 and versions <= set(echoed)
+
+
+def made_by(folder: Path) -> dict[str, bytes]:
+    """The samples of every step and the last weights, by path."""
+    paths = [*folder.glob("samples/step_*.jsonl"), folder / f"checkpoints/global_step_{STEPS}/policy/model.safetensors"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def kill_after(folder: Path, name: str, step: int) -> None:
