@@ -87,6 +87,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "critic": {"aggregation": "sequence_mean_token_sum_norm"},
     },
     "correction": {"loss": {"rollout_correction": CORRECTION}},
+    "sppo": {
+        "advantage": {"name": "sppo", "soft_mean_scale": 2.0},
+        "loss": {"name": "sppo", "advantage_scale": 0.5, "aggregation": "sequence_mean_token_mean"},
+        "policy": {
+            "sequences_per_mini_batch": 4,
+            "sequences_per_micro_batch_per_device": 2,
+            "optimizer": {"lr": 1e-3, "eps": EPS},
+        },
+    },
     "sampler's log-probs, two updates": {
         "loss": {"rollout_correction": {"use_rollout_logprobs": True}},
         "policy": {
@@ -250,7 +259,14 @@ def whitened_rewards(plain: Plain) -> list[Tensor]:
     return whitened(plain.on_tokens([row.reward for row in plain.rows]))
 
 
+def over_soft_mean(plain: Plain) -> list[Tensor]:
+    """SPPO: r - log(mean of exp(2 r)) / 2, over the whole step."""
+    rewards = torch.tensor([row.reward for row in plain.rows], dtype=torch.float64)
+    return plain.on_tokens((rewards - (2 * rewards).exp().mean().log() / 2).tolist())
+
+
 ADVANTAGES: dict[str, Callable[[Plain], list[Tensor]]] = {
+    "sppo": over_soft_mean,
     "remax": over_greedy,
     "gdpo": terms_apart,
     "optimal_token_baseline": optimal_baseline,
@@ -276,7 +292,13 @@ def imitating(row: Row, logprobs: Tensor, old: Tensor, advantages: Tensor) -> Te
     return clipped(row, logprobs, old, advantages) + 0.1 * max(row.reward, 0.0) * -logprobs
 
 
+def squared(row: Row, logprobs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+    """SPPO: (log pi(y) - log pi_old(y) - A / 2)^2 of the whole response."""
+    return (logprobs.sum() - old.sum() - 0.5 * advantages[0]).square()[None]
+
+
 LOSSES: dict[str, Loss] = {
+    "sppo": squared,
     "topr": weighted,
     "rollout_is": weighted,
     "sum over a norm": imitating,
@@ -305,7 +327,7 @@ AGGREGATIONS: dict[str, Callable[[list[Row], list[Tensor]], Tensor]] = {
     "prompt mean": mean_of_prompts,
     "sum over a norm": mean_of_sums_over_8,
 }
-SIZE = {"sampler's log-probs, two updates": 4}  # sequences per update
+SIZE = {"sampler's log-probs, two updates": 4, "sppo": 4}  # sequences per update
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -94,7 +94,7 @@ def policy_objective(
             kl = token_kl(plan.kl_estimator, policy_logprobs, batch.logprobs.ref, mask)
             if plan.kl_importance_weighted:
                 kl = importance_weighted(kl, policy_logprobs, old, mask)
-        loss = loss + plan.kl_coef * aggregated(kl)
+        loss = loss + plan.kl_coef * aggregated(kl, plan.kl_aggregation or plan.aggregation)
         report["reference/kl"] = kl
     sums = {name: float(torch.where(mask, values.detach(), 0.0).sum()) for name, values in report.items()}
     return loss, sums

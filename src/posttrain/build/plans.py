@@ -78,6 +78,7 @@ def run_plan(
         entropy_coef=config.loss.entropy_coef,
         kl_coef=config.loss.kl_coef,
         kl_estimator=config.loss.kl_estimator,
+        kl_aggregation=config.loss.kl_aggregation,
         kl_importance_weighted=config.loss.kl_importance_weighted,
         router_balance_coef=config.loss.router_balance_coef,
         off_policy_limit=config.loss.off_policy_limit,

@@ -212,6 +212,8 @@ class LossConfig(AlgorithmSection):
     """Weight of the KL to the reference in the loss; 0 loads no reference model."""
     kl_estimator: KlEstimator = "k3"
     """Estimator of that KL; with + it has the gradient of k2, which is the KL's."""
+    kl_aggregation: Aggregation | None = None
+    """Aggregation of that KL; null means that of the policy loss."""
     kl_importance_weighted: bool = False
     """Multiply every token's estimate by the policy's ratio to the one that sampled: unbiased in value and gradient after
     updates as well (DeepSeek-V3.2; TRL's use_bias_correction_kl)."""

@@ -97,11 +97,13 @@ def without(key: str, formula: Formula) -> Formula:
     return value
 
 
-def token_mean(metric: str) -> Formula:
-    """A mean over tokens, in runs whose loss is one. Others log it as they aggregate the loss, which is not ours to know."""
+def token_mean(metric: str, aggregated_by: str = "") -> Formula:
+    """A mean over tokens, in runs that aggregate it so: by the loss's aggregation, or where it is not null the setting
+    ``aggregated_by``. Other runs log another number, which is not ours to know."""
 
     def value(step: Step) -> float:
-        if step.setting("loss.aggregation") != "token_mean":
+        own = step.setting(aggregated_by) if aggregated_by else None
+        if (own or step.setting("loss.aggregation")) != "token_mean":
             raise Absent(metric)
         return step[metric]
 

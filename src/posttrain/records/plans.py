@@ -71,6 +71,7 @@ class LossPlan:
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
+    kl_aggregation: str | None = None  # None: as the policy loss
     kl_importance_weighted: bool = False
     router_balance_coef: float = 0.0
     off_policy_limit: float | None = None  # nats per token; None masks nothing

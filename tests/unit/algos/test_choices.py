@@ -294,6 +294,27 @@ def test_the_entropy_has_an_aggregation_of_its_own(aggregation: str, entropy_agg
     assert loss.item() == pytest.approx(-bonus, abs=1e-6)
 
 
+@pytest.mark.parametrize(("kl_aggregation", "kl"), [(None, 1.5), ("token_mean", 0.5), ("sequence_mean_token_sum", 1.5)])
+def test_the_kl_is_aggregated_as_the_loss_unless_it_has_one_of_its_own(kl_aggregation: str | None, kl: float) -> None:
+    # k1 = -1 - -1.5 = 0.5 on 3 tokens of 3 rows: 1.5 a row, 0.5 a token; the policy loss is 0
+    train = advantages_of(batch(), AdvantagePlan(name="grpo"), old=torch.full((4, 3), -1.0))
+    loss_mask = torch.tensor([[True] * 3] * 3 + [[False] * 3])
+    logprobs = replace(train.logprobs, ref=torch.full((4, 3), -1.5))
+    train = replace(train, advantages=torch.zeros(4, 3), loss_mask=loss_mask, logprobs=logprobs)
+    plan = LossPlan(
+        name="ppo_clip",
+        aggregation="sequence_mean_token_sum",
+        temperature=1.0,
+        kl_coef=1.0,
+        kl_estimator="k1",
+        kl_aggregation=kl_aggregation,
+    )
+    loss, _ = policy_objective(torch.full((4, 3), -1.0), torch.zeros(4, 3), train, plan, train.counts())
+    assert loss.item() == pytest.approx(kl)
+    said = warnings_of(config(loss={"kl_aggregation": "token_mean"}))
+    assert said == ["loss.kl_aggregation has no effect: loss.kl_coef is 0"]
+
+
 @pytest.mark.parametrize(
     ("dialect", "words", "expected"),
     [

@@ -166,3 +166,19 @@ def test_nothing_valid_or_nothing_sampled_gives_zero(name: str) -> None:
     estimator = ADVANTAGES.get(name)
     assert (estimator(rewards, empty[:, 0], groups, full) == 0).all()
     assert (estimator(rewards, full[:, 0], groups, empty) == 0).all()
+
+
+def test_sppo_compares_with_the_soft_mean_of_the_step() -> None:
+    sppo = ADVANTAGES.get("sppo")
+    mask, all_valid = torch.ones(3, 2).bool(), torch.ones(3).bool()
+    rewards = torch.tensor([0.0, math.log(4), math.log(4)])
+    # scale 1: log((1 + 4 + 4) / 3) = log 3; scale 0.5: log((1 + 2 + 2) / 3) / 0.5 = 1.021651; scale 0: 2 / 3 log 4 = 0.924196
+    for scale, mean in ((1.0, math.log(3)), (0.5, 1.021651), (0.0, 0.924196)):
+        found = sppo(rewards, all_valid, mask, soft_mean_scale=scale)
+        assert found[:, 0].tolist() == pytest.approx([-mean, math.log(4) - mean, math.log(4) - mean], abs=1e-6)
+    # 0 and log 4 with scale 1: log(5 / 2); the reward that is not there is in no mean
+    found = sppo(torch.tensor([0.0, math.nan, math.log(4)]), torch.tensor([True, False, True]), mask)
+    assert found[:, 1].tolist() == pytest.approx([-math.log(2.5), 0.0, math.log(1.6)], abs=1e-6)
+    assert not sppo(torch.full((3,), 0.9), all_valid, mask).any()
+    # large rewards do not overflow: 1000 + log(1 / 3)
+    assert sppo(torch.tensor([0.0, 0.0, 1000.0]), all_valid, mask)[2, 0] == pytest.approx(math.log(3), abs=1e-4)

@@ -113,6 +113,16 @@ def test_sapo_gates_by_the_sign_of_the_advantage() -> None:
     assert loss == pytest.approx([-2.924234, 1.761594], abs=1e-6)
 
 
+def test_sppo_regresses_the_log_ratio_of_the_response_on_its_advantage() -> None:
+    # ratios 2 and 1: ln 2 in all; eta 0.5 x A 3 = 1.5: (0.693147 - 1.5)^2 = 0.651012 on both tokens; gradient of their sum:
+    # 2 x 2 x (0.693147 - 1.5) = -3.227411 on each
+    loss, gradient, report = loss_and_gradient("sppo", [2, 1], [3, 3], advantage_scale=0.5)
+    assert loss == pytest.approx([0.651012] * 2, abs=1e-6)
+    assert gradient == pytest.approx([-3.227411] * 2, abs=1e-6)
+    assert report["sequence_log_ratio"][0].tolist() == pytest.approx([math.log(2)] * 2)
+    assert report["sequence_log_ratio_target"][0].tolist() == [1.5, 1.5]
+
+
 def test_gpg_is_minus_advantage_times_log_prob() -> None:
     # log pi = -1 + ln 2 = -0.306853; -3 x that = 0.920558
     loss, gradient, _ = loss_and_gradient("gpg", [2], [3])

@@ -254,7 +254,9 @@ def test_names_of_roll_s_dpo_pipeline() -> None:
 # What the settings of a run make impossible to know is absent, and nothing else is.
 GONE = [
     ("verl", {"reward__kl__coef": 0.1}, "critic/rewards/(mean|max|min)|timing_s/old_log_prob"),
-    ("verl", {"loss__aggregation": "sequence_mean_token_mean"}, "actor/(entropy|kl_loss)"),
+    ("verl", {"loss__aggregation": "sequence_mean_token_mean"}, "actor/kl_loss"),
+    ("verl", {"loss__aggregation": "sequence_mean_token_mean", "loss__kl_aggregation": "token_mean"}, ""),
+    ("verl", {"loss__entropy_aggregation": "sequence_mean_token_mean"}, "actor/entropy"),
     ("skyrl", {"advantage__whiten": True}, "loss/avg_raw_advantages(_abs)?"),
     ("skyrl", {"reward__kl__coef": 0.1}, "loss/avg_(raw|final)_rewards"),
     ("roll", {"reward__normalize_std": "group"}, "critic/rewards/(mean|max|min)"),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from posttrain.config import RunConfig
 from posttrain.dialects.loaded import LoadedConfig
+from posttrain.errors import ConfigError
 
 from . import examples
 
@@ -49,3 +52,42 @@ def test_the_whole_sequence_is_what_verl_gives_the_sampler() -> None:
     """max_model_len, where it is given; and a conversation goes on behind what the model has read."""
     environment = read(*TURNS, *VLLM, f"{R}.max_model_len=900", f"{R}.max_num_batched_tokens=1024").config.environment
     assert (environment.max_sequence_tokens, environment.changed_history) == (900, "append")
+
+
+A = "actor_rollout_ref.actor"
+SPPO = ("algorithm.adv_estimator=null", "algorithm.sppo_eta=0.5")
+KL = (f"{A}.use_kl_loss=True", f"{R.removesuffix('.rollout')}.ref.log_prob_micro_batch_size_per_gpu=8")
+
+
+@pytest.mark.parametrize(
+    "words", [SPPO, (f"{A}.policy_loss.loss_mode=gspo",), (f"{A}.policy_loss.loss_mode=geo_mean",)]
+)
+def test_losses_of_responses_stand_beside_an_entropy_and_a_kl_of_tokens(words: tuple[str, ...]) -> None:
+    loss = read(*words, *KL).config.loss
+    assert (loss.aggregation, loss.entropy_aggregation, loss.kl_aggregation) == (
+        "sequence_mean_token_mean",
+        "token_mean",
+        "token_mean",
+    )
+    assert read(*words).config.loss.kl_aggregation is None
+
+
+def test_the_recipe_sppo_reads_no_other_estimator_loss_and_clip() -> None:
+    loaded = read(*SPPO[1:], f"{A}.sppo_eta=2.0", "algorithm.adv_estimator=rloo", f"{A}.clip_ratio=0.1")
+    config = loaded.config
+    assert (config.advantage.name, config.advantage.settings) == ("sppo", {"soft_mean_scale": 0.5})
+    assert (config.loss.name, config.loss.settings) == ("sppo", {"advantage_scale": 2.0})
+    assert {"algorithm.adv_estimator", f"{A}.clip_ratio"} <= {one.key for one in loaded.ignored}
+    assert f"{A}.sppo_eta" in {one.key for one in read(f"{A}.sppo_eta=2.0").ignored}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("algorithm.adv_estimator=null",), "algorithm.adv_estimator is null, which only the recipe sppo takes"),
+        ((*SPPO, f"{A}.loss_agg_mode=seq-mean-token-sum"), "the recipe sppo takes token-mean alone"),
+    ],
+)
+def test_a_file_of_sppo_without_its_key_or_with_another_mean_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(*words)

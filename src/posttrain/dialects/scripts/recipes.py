@@ -24,6 +24,16 @@ _FULLY_ASYNC = Recipe(
     "fully_async_ppo_trainer", (*_OWN_DEVICES, "data.train_batch_size=0", "+async_training.staleness_threshold=0.1")
 )
 _ONE_STEP_OFF = Recipe("one_step_off_ppo_trainer", _OWN_DEVICES)
+_SPPO = (
+    "algorithm.adv_estimator=null",
+    "algorithm.sppo_eta=1.0",
+    "actor_rollout_ref.actor.sppo_eta=1.0",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=15",
+    "actor_rollout_ref.rollout.name=sglang",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    "actor_rollout_ref.rollout.val_kwargs.n=2",
+    "trainer.log_val_generations=0",
+)
 _IN_A_QUEUE = Recipe()
 
 # By the end of the module's dotted name.
@@ -42,7 +52,7 @@ RECIPES: dict[str, Recipe] = {
     "spin.main_spin": Recipe(
         "spin_trainer", refused="it trains on pairs of its own responses (online DPO); posttrain dpo trains on pairs of a file"
     ),
-    "sppo.main_sppo": Recipe("sppo_trainer", refused="its loss is SPPO's regression on win rates"),
+    "sppo.main_sppo": Recipe("sppo_trainer", _SPPO),
     "flowrl.main_flowrl": Recipe("flowrl_trainer", refused="its loss is a flow balance with a learned partition function"),
     "gvpo.gvpo_main_ppo": Recipe("gvpo_trainer", refused="its loss is GVPO's regression on centred rewards"),
     "spo.spo_main_ppo": Recipe("spo_trainer", refused="it keeps a running value for every prompt in place of a group"),

@@ -25,13 +25,13 @@ def _ms_per_token(seconds: str, tokens: Formula) -> Formula:
 
 
 NAMES: Mapping[str, Formula] = {
-    "actor/entropy": token_mean("policy/entropy"),
+    "actor/entropy": token_mean("policy/entropy", "loss.entropy_aggregation"),
     "actor/pg_loss": policy_loss,
     "actor/pg_clipfrac": "policy/clip_fraction",
     "actor/pg_clipfrac_lower": "policy/dual_clip_fraction",
     # theirs is the mean of -log r, ours has r - 1 - log r
     "actor/ppo_kl": lambda step: step["policy/kl_old"] - step["policy/ratio_mean"] + 1,
-    "actor/kl_loss": token_mean("reference/kl"),
+    "actor/kl_loss": token_mean("reference/kl", "loss.kl_aggregation"),
     "actor/kl_coef": lambda step: 0 * step["reference/kl"] + step.setting("loss.kl_coef"),
     "actor/grad_norm": "policy/grad_norm",
     "actor/lr": "policy/lr",

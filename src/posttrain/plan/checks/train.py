@@ -137,6 +137,10 @@ def warnings_of(config: RunConfig) -> list[str]:
             "loss.kl_estimator has no effect: loss.kl_coef is 0",
         ),
         (
+            config.loss.kl_aggregation is not None and config.loss.kl_coef == 0,
+            "loss.kl_aggregation has no effect: loss.kl_coef is 0",
+        ),
+        (
             config.loss.kl_importance_weighted and config.loss.kl_coef == 0,
             "loss.kl_importance_weighted has no effect: loss.kl_coef is 0",
         ),

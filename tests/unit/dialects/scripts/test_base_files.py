@@ -80,6 +80,15 @@ def test_a_recipe_that_is_not_on_this_disk_has_what_its_file_changes() -> None:
     assert loaded.config.data.prompts_per_step == 8
 
 
+def test_the_recipe_sppo_without_its_file_has_its_loss_and_its_advantage() -> None:
+    words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+    found = arguments_of(trainer("recipe.sppo.main_sppo"), [*words, "algorithm.sppo_eta=0.5"], [])
+    config = load_request(found, "verl", here=True, skip_files=True).config
+    assert (config.advantage.name, config.advantage.settings) == ("sppo", {"soft_mean_scale": 0.5})
+    assert (config.loss.name, config.loss.settings) == ("sppo", {"advantage_scale": 1.0})
+    assert config.policy.schedule.warmup_updates == 2 * 15
+
+
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.refused])
 def test_a_recipe_with_an_algorithm_of_its_own_is_refused_once(name: str) -> None:
     recipe = Trainer("verl.trainer.main_ppo", "verl", f"recipe.{name}")

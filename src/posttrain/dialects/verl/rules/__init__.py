@@ -18,6 +18,7 @@ from posttrain.dialects.verl.rules.optimizer import optimizers, routing, shuffle
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward
 from posttrain.dialects.verl.rules.sampling import name_of_engine, sampling
+from posttrain.dialects.verl.rules.sppo import set_estimator
 from posttrain.dialects.verl.rules.turns import turns
 
 DEVICES = frozenset({"trainer.n_gpus_per_node", "trainer.nnodes"})
@@ -29,6 +30,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     renamed = read_later_names(keys)
     name_of_engine(keys)
     recipes.set_step(keys)
+    set_estimator(keys)
     set_generation(keys)
     step = count_generated(keys)
     has_critic = algorithm.uses_critic(keys)

@@ -9,6 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.early_correction import early_rejections, first_correction
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
+from posttrain.dialects.verl.rules.sppo import ETA, is_sppo, mean_of_responses, sppo_loss
 from posttrain.dialects.verl.strategies import MEGATRON
 from posttrain.errors import did_you_mean
 from posttrain.registry import ADVANTAGES
@@ -23,7 +24,8 @@ AGGREGATIONS = {
     "seq-mean-token-mean": "sequence_mean_token_mean",
     "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
 }
-SEQUENCE_LOSSES = ("gspo", "sapo", "geo_mean")  # verl averages these over sequences whatever loss_agg_mode says
+# verl averages these over sequences whatever loss_agg_mode says; entropy and KL over tokens, its default
+SEQUENCE_LOSSES = ("gspo", "sapo", "geo_mean")
 REWEIGHTED = {"pow": "power", "max_min": "extremes", "max_random": "best"}
 _CORRECTION = "algorithm.rollout_correction"
 _KEEP_LONE_REWARD = ("grpo", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg", "grpo_vectorized", "gdpo")
@@ -42,6 +44,9 @@ def estimator(keys: Reader) -> dict[str, Any]:
     if name == "grpo_passk" and samples == 1:
         what = "grpo_passk compares the best two responses of a prompt, and there is 1"
         keys.problem(what, key=f"{ROLLOUT}.n", fix=f"use {ROLLOUT}.n=8, or another number above 1")
+    if is_sppo(keys):
+        return {"advantage.name": "sppo", "advantage.soft_mean_scale": keys[ETA]}
+    keys.ignore(f"{ACTOR}.sppo_eta", f"the recipe sppo reads it, which {ETA} asks for")
     fields: dict[str, Any] = {"advantage.name": ESTIMATORS.get(name, name)} | own
     if samples == 1 and name in _KEEP_LONE_REWARD:
         fields["advantage.lone_sample_keeps_reward"] = True
@@ -114,6 +119,8 @@ def uses_critic(keys: Reader) -> bool:
 def loss(keys: Reader) -> dict[str, Any]:
     """The policy loss: its name, clipping, aggregation."""
     mode = get(keys, f"{ACTOR}.policy_loss.loss_mode", "vanilla")
+    if is_sppo(keys):
+        return sppo_loss(keys)
     kind = f"{_CORRECTION}.loss_type"
     if _without_ratio(keys):
         name = "gpg"
@@ -122,9 +129,9 @@ def loss(keys: Reader) -> dict[str, Any]:
         name = "ppo_clip" if mode in ("vanilla", "bypass_mode") else mode
     own = settings_of_own(keys, f"{ACTOR}.policy_loss.loss_mode", name)
     fields: dict[str, Any] = {"loss.name": name} | own | _clip(keys, name) | _covariance(keys, name)
-    aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
     if name in SEQUENCE_LOSSES and not keys.written(f"{ACTOR}.loss_agg_mode"):
-        aggregation = "seq-mean-token-mean"
+        return fields | mean_of_responses(keys)
+    aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
     fields["loss.aggregation"] = fields["loss.entropy_aggregation"] = AGGREGATIONS[aggregation]
     return fields
 
