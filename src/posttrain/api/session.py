@@ -151,6 +151,6 @@ def _not_the_callers(config: Any) -> Iterator[Problem]:
         )
     if config.data.domains:
         yield Problem("domains are not for a loop of your own", fix=f"leave them out{trained}", field="data.domains")
-    if (strategy := config.group_filter.strategy) in ("refill", "replace"):
+    if (strategy := config.group_filter.strategy) in ("refill", "replace", "prefer"):
         what = f"group_filter.strategy = {strategy} samples until a step is full, which is not for a loop of your own"
         yield Problem(what, fix=f"none, drop or mask{trained}", field="group_filter.strategy")

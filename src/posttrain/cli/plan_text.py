@@ -203,6 +203,10 @@ def _groups(chosen: GroupFilterConfig) -> str:
         "mean below": chosen.below_mean,
     }
     asked = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None) or "a valid reward"
+    asked += f", responses below {chosen.below_tokens} tokens" if chosen.below_tokens is not None else ""
+    if chosen.strategy == "prefer":
+        batches = _count(chosen.oversample, "batch") if chosen.oversample == 1 else f"{chosen.oversample} batches"
+        return f"of {batches} of prompts, first those with {chosen.metric} of {asked}, then the others"
     return f"{chosen.strategy} those without {chosen.metric} of {asked}"
 
 

@@ -47,8 +47,14 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     if problems:
         return None, problems
 
-    steps_per_epoch = training_prompts // prompts if training_prompts is not None else None
+    preferring = config.group_filter.strategy == "prefer"
+    drawn = prompts * (config.group_filter.oversample if preferring else 1)  # prompts of a step
+    steps_per_epoch = training_prompts // drawn if training_prompts is not None else None
     total_steps = config.run.total_steps
+    if steps_per_epoch == 0:
+        what = f"a step samples {prompts} x {drawn // prompts} = {drawn} prompts, and the training files hold {training_prompts}"
+        fix = f"use group_filter.oversample={max(1, (training_prompts or 0) // prompts)}, or more prompts"
+        return None, [Problem(what, fix=fix, field="group_filter.oversample")]
     if total_steps is None and steps_per_epoch is not None:
         total_steps = config.run.total_epochs * steps_per_epoch
         if total_steps > MOST_STEPS:

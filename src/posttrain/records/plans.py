@@ -151,6 +151,8 @@ class GroupFilterPlan:
     above_std: float | None = None
     above_mean: float | None = None
     below_mean: float | None = None
+    below_tokens: int | None = None
+    oversample: int = 1
     max_batches: int | None = None
     min_kept_share: float = 0.0
 

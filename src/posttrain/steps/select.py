@@ -18,7 +18,8 @@ class Selection:
     those beyond are dropped. replace takes a batch of which enough groups pass, and puts these, in turn, into the places of
     the others; other batches are dropped whole. drop keeps the groups of the first batch that pass; when none does, all stay
     to be looked at, without a part in the loss. mask keeps all groups of the first batch, those that do not pass without a part
-    in the loss: they count in statistics of rewards, and the step has its updates.
+    in the loss: they count in statistics of rewards, and the step has its updates. prefer takes the first ``wanted`` of the
+    groups of ``oversample`` batches: those that pass, in order, then the others (arXiv:2502.01456, its online prompt filtering).
     """
 
     def __init__(self, plan: GroupFilterPlan, wanted: int):
@@ -30,6 +31,7 @@ class Selection:
         self.batches = 0
         self.sampled_tokens = 0
         self._sampled = self._passed = 0  # groups
+        self._rejected: list[ScoredGroup] = []  # that prefer may still take
 
     @property
     def wanting(self) -> None:
@@ -59,6 +61,12 @@ class Selection:
             self.complete = True
         elif self._plan.strategy == "drop":
             self.groups, self.complete = kept, True
+        elif self._plan.strategy == "prefer":
+            self.groups += kept
+            self._rejected += [group for group, passed in zip(batch, passing, strict=True) if not passed]
+            if self.batches == self._plan.oversample:
+                self.groups = [*self.groups, *self._rejected][: self._wanted]
+                self.complete = True
         elif self._plan.strategy == "refill":
             self.groups = [*self.groups, *kept][: self._wanted]
             self.complete = len(self.groups) == self._wanted
@@ -116,7 +124,7 @@ class Selection:
             above_std=plan.above_std,
             above_mean=plan.above_mean,
             below_mean=plan.below_mean,
-        )
+        ) and (plan.below_tokens is None or longest(group) < plan.below_tokens)
 
     def _message(self) -> str:
         plan = self._plan
@@ -124,6 +132,7 @@ class Selection:
             "standard deviation above": plan.above_std,
             "mean above": plan.above_mean,
             "mean below": plan.below_mean,
+            "tokens below": plan.below_tokens,
         }
         asked = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
         need = f"a step needs {self._wanted}"
@@ -134,6 +143,11 @@ class Selection:
             f"{self.batches} batches of prompts, and {need}. Change one of these: easier or harder prompts, a larger "
             f"rollout.samples_per_prompt, wider group_filter bounds, a larger group_filter.max_batches"
         )
+
+
+def longest(group: ScoredGroup) -> int:
+    """Sampled tokens of the longest response of a group."""
+    return max(each.sampled_tokens for each in group.group.trajectories)
 
 
 def _score(reward: Reward, metric: str) -> float | None:

@@ -76,7 +76,14 @@ METRICS = {
 def config(**changes: Any) -> dict[str, Any]:
     """The settings that the tables ask for; ``loss__kl_coef=0.1`` changes one."""
     tree: dict[str, Any] = {
-        "loss": {"aggregation": "token_mean", "kl_coef": 0.0, "entropy_coef": 0.0, "sft_coef": 0.0},
+        "loss": {
+            "aggregation": "token_mean",
+            "entropy_aggregation": "token_mean",
+            "kl_aggregation": None,
+            "kl_coef": 0.0,
+            "entropy_coef": 0.0,
+            "sft_coef": 0.0,
+        },
         "reward": {"kl": {"coef": 0.0}, "clip": None, "normalize_mean": "none", "normalize_std": "none"},
         "advantage": {"whiten": False},
         "placement": {"devices": 2},

@@ -8,7 +8,6 @@ import pytest
 
 from posttrain.config import RunConfig
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.errors import ConfigError
 
 from . import examples
 
@@ -89,5 +88,4 @@ def test_the_recipe_sppo_reads_no_other_estimator_loss_and_clip() -> None:
     ],
 )
 def test_a_file_of_sppo_without_its_key_or_with_another_mean_is_refused(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read(*words)
+    assert any(said in problem.what for problem in read(*words).problems)

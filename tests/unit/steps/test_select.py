@@ -113,6 +113,28 @@ def test_replace_has_nothing_to_repeat_when_no_group_passes() -> None:
         selection.add([flat("a"), flat("b")])
 
 
+def test_prefer_fills_the_step_with_groups_that_pass_and_then_with_the_others() -> None:
+    plan = GroupFilterPlan(strategy="prefer", above_std=0.0, oversample=2)
+    selection = Selection(plan, wanted=3)
+    selection.add([flat("a"), good("b"), flat("c")])
+    assert not selection.complete
+    selection.add([flat("d"), good("e"), flat("f")])
+    assert selection.complete and names(selection) == ["b", "e", "a"]
+    assert selection.metrics()["rollout/groups_sampled"] == 6 and selection.metrics()["rollout/groups_passed"] == 2
+    selection = Selection(plan, wanted=2)
+    selection.add([good("a"), good("b")])
+    selection.add([good("c"), flat("d")])
+    assert names(selection) == ["a", "b"]
+
+
+def test_a_bound_on_tokens_looks_at_the_longest_response() -> None:
+    # responses of 2 tokens: fewer than 3, not fewer than 2
+    for bound, kept in ((3, ["a"]), (2, [])):
+        selection = Selection(GroupFilterPlan(strategy="refill", below_tokens=bound), wanted=1)
+        selection.add([good("a")])
+        assert names(selection) == kept
+
+
 def test_drop_goes_on_with_fewer() -> None:
     selection = Selection(GroupFilterPlan(strategy="drop", above_std=0.0), wanted=3)
     selection.add([flat("a"), good("b"), flat("c")])

@@ -13,7 +13,7 @@ from posttrain.config.reward_placement import WORKER_FIELDS, runs_code, runs_her
 from posttrain.errors import Problem, did_you_mean
 from posttrain.registry import ADVANTAGES, REWARDS, ROLLOUT_ENGINES
 
-BOUNDS = ("above_std", "above_mean", "below_mean")
+BOUNDS = ("above_std", "above_mean", "below_mean", "below_tokens")
 _TAKEN = ("model", "environment", "overlong", "reward", "")
 
 
@@ -106,6 +106,13 @@ def _filter_problems(config: RunConfig, chosen: GroupFilterConfig, at: str) -> I
             fix=f"set {at}.above_mean lower than {at}.below_mean",
             field=f"{at}.above_mean",
         )
+    if chosen.strategy == "prefer" and (config.asynchronous.is_on or config.data.domains):
+        cause = "data.domains" if config.data.domains else f"asynchronous.mode={config.asynchronous.mode}"
+        yield Problem(
+            f"{at}.strategy=prefer chooses among whole batches of prompts, and with {cause} groups come one by one",
+            fix=f"use {at}.strategy=refill, or remove {cause.partition('=')[0]}",
+            field=f"{at}.strategy",
+        )
     known = [
         "reward",
         *(term.name for term in config.reward.terms),
@@ -173,13 +180,14 @@ def _filter_warnings(config: RunConfig, chosen: GroupFilterConfig, at: str) -> I
         "mask": {"metric", *BOUNDS},
         "refill": {"metric", *BOUNDS, "max_batches"},
         "replace": {"metric", *BOUNDS, "max_batches", "min_kept_share"},
+        "prefer": {"metric", *BOUNDS, "oversample"},
     }[chosen.strategy]
     for name in sorted(changed - readers - {"strategy"}):
         yield f"{at}.{name} has no effect: {at}.strategy is {chosen.strategy}"
     if chosen.strategy == "none":
         return
     means = chosen.above_mean is not None or chosen.below_mean is not None
-    if chosen.above_std is None and not means:
+    if chosen.above_std is None and not means and chosen.below_tokens is None:
         yield (f"{at}.strategy={chosen.strategy} asks nothing of a group but one valid reward: no bound is given")
     if chosen.above_std is not None and config.rollout.samples_per_prompt == 1:
         yield f"{at}.above_std has no effect: with 1 sample per prompt a group has no standard deviation"

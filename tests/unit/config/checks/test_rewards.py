@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.train import check, warnings_of
 
 
@@ -160,3 +161,22 @@ def test_what_has_no_effect_is_told(sections: dict[str, Any], text: str) -> None
 def test_normalisation_is_not_called_useless_where_a_clip_or_a_kl_follows() -> None:
     for extra in ({"clip": 2.0}, {"kl": {"coef": 0.1}}):
         assert warnings_of(config(reward={"normalize_mean": "group", **extra})) == []
+
+
+def test_prefer_chooses_among_the_batches_of_a_synchronous_step() -> None:
+    chosen = {"group_filter": {"strategy": "prefer", "oversample": 2, "above_std": None, "below_tokens": 9}}
+    assert check(config(**chosen)) == [] and warnings_of(config(**chosen)) == []
+    domains = {"a": {"sources": ["a"], "prompts_per_step": 8}}
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"asynchronous": {"mode": "one_step"}}, "asynchronous.mode=one_step"),
+        ({"data": {"train_files": ["x"], "domains": domains}}, "data.domains"),
+    ]
+    for more, cause in others:
+        problems = [each for each in check(config(**chosen, **more)) if each.field == "group_filter.strategy"]
+        assert len(problems) == 1 and cause in problems[0].what
+    plan, [problem] = plan_batches(config(**chosen), 15)  # 8 prompts x 2
+    assert plan is None and problem.field == "group_filter.oversample"
+    assert problem.fix == "use group_filter.oversample=1, or more prompts"
+    plan, _ = plan_batches(config(**chosen), 35)
+    assert plan is not None and plan.steps_per_epoch == 2
+    assert "group_filter.oversample has no effect" in warnings_of(config(group_filter={"oversample": 2}))[0]
