@@ -337,3 +337,41 @@ def test_the_examples_in_three_languages_are_the_same_run(
         losses.append([line.get("policy/loss") for line in metrics_of(sft_run(loaded.config)) if line["step"]])
     assert losses[0] == losses[1] == losses[2]
     assert len(losses[0]) == 2
+
+
+# ------------------------------------------------------------------------------------------- tokens and sources
+
+
+def test_rows_that_are_tokens_already_train_as_their_texts_do(make: Make, tmp_path: Path) -> None:
+    texts = make("texts")
+    sft_run(texts)
+    lines = [json.dumps({"input_ids": ids, "loss_mask": list(map(int, mask))}) for ids, mask in plain_rows(texts)]
+    (tmp_path / "tokens.jsonl").write_text("\n".join(lines))
+    data = {"train_files": [str(tmp_path / "tokens.jsonl")], "train_tokenized": True}
+    sft_run(make("from_tokens", data=data))
+    assert metrics_of(tmp_path / "from_tokens") == metrics_of(tmp_path / "texts")
+
+
+def test_sources_are_mixed_by_weight_and_validated_each(make: Make, tmp_path: Path) -> None:
+    file, held = str(tmp_path / "train.jsonl"), str(tmp_path / "held_out.jsonl")
+    data = {
+        "train_files": [f"{file}[:1]", f"{file}[1:]"],
+        "train_sources": ["one", "rest"],
+        "source_weights": {"one": 1e9, "rest": 1e-9},
+        "validation_files": [f"{held}[:1]", f"{held}[1:]"],
+        "validation_sources": ["first", "others"],
+    }
+    sft_run(make("mixed", data=data))
+    found = metrics_of(tmp_path / "mixed")
+    # All draws are of the first row: every step has four times its tokens
+    (ids, learned), *_ = plain_rows(make("again"))
+    steps = [line for line in found if "data/tokens" in line]
+    assert [line["data/tokens"] for line in steps] == [4.0 * len(ids)] * 4
+    assert [line["data/learned_tokens"] for line in steps] == [4.0 * sum(learned)] * 4
+    sft_run(make("plain", run={"total_epochs": 1}))
+    start, plain = found[0], metrics_of(tmp_path / "plain")[0]
+    assert start["validation/loss"] == pytest.approx(plain["validation/loss"], rel=1e-6)
+    # Of three rows of as many learned tokens each, the loss of all is a third of the first's and two thirds of the others'
+    parts = (start["validation/first/loss"] + 2 * start["validation/others/loss"]) / 3
+    assert parts == pytest.approx(start["validation/loss"], rel=1e-6)
+    assert start["validation/first/loss"] != pytest.approx(start["validation/others/loss"], rel=1e-4)

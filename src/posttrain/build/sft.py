@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,16 @@ from posttrain.build.fits import check_texts_fit
 from posttrain.build.plans import sft_plan, text_loss_plan
 from posttrain.build.runs import open_run, run_trackers, say_nothing
 from posttrain.config.roles import runtime_of
-from posttrain.config.sft import SftConfig
+from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.data.loader import ShuffledLoader
 from posttrain.data.own_dataset import load_own_texts
 from posttrain.data.sft import TextSet, What, load_texts
+from posttrain.data.weighted_loader import WeightedLoader
 from posttrain.errors import ConfigError
 from posttrain.loops import sft
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.plan.sft import plan_sft
+from posttrain.records.texts import Text
 from posttrain.registry import RUNTIMES
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.lifetime import begin_run, under_way
@@ -62,9 +64,7 @@ def _train(
     if batches is None:
         raise ConfigError(problems)
     order_seed = config.run.seed if config.data.seed is None else config.data.seed
-    loader = ShuffledLoader(
-        texts, config.data.sequences_per_step, seed=order_seed, shuffle=config.data.shuffle, kind="sequences"
-    )
+    loader = _loader(config.data, texts, order_seed)
     check_texts_fit(config, [*texts, *held_out])
     plan = sft_plan(config, batches, validates=bool(held_out))
     trackers = run_trackers(config.tracking, folder.path)
@@ -89,6 +89,12 @@ def _train(
         with under_way(config, folder, checkpoints, trackers, first_step) as run:
             sft.run(learner, loader, held_out, progress, plan, run, text_loss_plan(config))
     return folder.path
+
+
+def _loader(data: SftDataConfig, texts: Sequence[Text], seed: int) -> ShuffledLoader[Text]:
+    if data.source_weights:
+        return WeightedLoader(texts, data.sequences_per_step, data.source_weights, seed=seed)
+    return ShuffledLoader(texts, data.sequences_per_step, seed=seed, shuffle=data.shuffle, kind="sequences")
 
 
 def texts_of(config: SftConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> TextSet:

@@ -29,15 +29,16 @@ def check_request(loaded: LoadedConfig[SftConfig], *, look_at_files: bool, to_ru
 def _look_at_files(config: SftConfig) -> Counted:
     """Check all files. Rows that a class of the user's reads are not counted."""
     from posttrain.data.check import check_sft_rows
-    from posttrain.data.sft_rows import check_sft_files
+    from posttrain.data.sft_rows import check_sft_files, is_tokenized
 
     data = config.data
     problems = check_sft_files(data)
     counts: list[int | None] = [None, None]
     if not problems and data.dataset_class_file is None:
         try:
-            for index, files in enumerate((data.train_files, data.validation_files)):
-                checked = [check_sft_rows(file, data) for file in files]
+            for index, field in enumerate(("train_files", "validation_files")):
+                tokenized = is_tokenized(data, field)
+                checked = [check_sft_rows(file, data, tokenized=tokenized) for file in getattr(data, field)]
                 counts[index] = sum(rows for rows, _ in checked)
                 problems += [problem for _, found in checked for problem in found]
         except DataError as error:
@@ -55,7 +56,10 @@ def other_file_problems(config: SftConfig) -> list[Problem]:
         *check_run_folders(config),
         *check_callback(config),
     ]
-    return problems + (check_chat_template(config.model) if config.data.dataset_class_file is None else [])
+    data = config.data
+    all_tokens = data.train_tokenized and (data.validation_tokenized or not data.validation_files)
+    templated = data.dataset_class_file is None and not all_tokens
+    return problems + (check_chat_template(config.model) if templated else [])
 
 
 def plan_text(request: Request) -> str:
@@ -84,4 +88,6 @@ def plan_json(request: Request) -> str:
 def _trained_tokens(data: SftDataConfig) -> str:
     if data.dataset_class_file is not None:
         return f"what {data.dataset_class_name} of {data.dataset_class_file} marks"
+    if data.train_tokenized:
+        return "what loss_mask marks"
     return "the last answer of a row" if data.train_on == "last_turn" else "every answer of a row"

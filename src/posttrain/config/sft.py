@@ -17,9 +17,12 @@ from posttrain.config.run import RunSection
 from posttrain.config.tracking import TrackingConfig
 
 
-class SftDataConfig(Section):
+class TextDataConfig(Section):
+    """Rows of texts, as SFT and learning from preferences read them."""
+
     train_files: list[str]
-    """Training files (.parquet, .jsonl, .json, .csv, .arrow), read in order and concatenated."""
+    """Training files (.parquet, .jsonl, .json, .csv, .arrow; a folder means those in it), read in order and concatenated; or
+    data sets of the hub, such as org/name:train (docs/hub.md). A slice of rows may follow: train.parquet[200:240], or [:10%]."""
     validation_files: list[str] = []
     """Files of held-out rows in the same format."""
     sequences_per_step: int = Field(default=32, ge=1)
@@ -37,7 +40,8 @@ class SftDataConfig(Section):
     """Column with more of the prompt, a text that follows it on a new line; empty or null in a row adds nothing. Needs a
     column of texts for the prompt."""
     system_column: str | None = None
-    """Column with the system message of a prompt, a text; empty or null in a row means none."""
+    """Column with the system message of a prompt, a text; empty or null in a row means none. Of conversations: for those that
+    begin with none of their own; may be absent."""
     tools_column: str = "tools"
     """Conversations: column with the tools that the chat template shows, a list or its JSON text; may be absent."""
     enable_thinking_column: str = "enable_thinking"
@@ -71,6 +75,27 @@ class SftDataConfig(Section):
     @classmethod
     def _one_file_is_a_list(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
+
+
+class SftDataConfig(TextDataConfig):
+    train_sources: list[str] = []
+    """Name of the source of each training file, in order; files may share one. Empty names none."""
+    source_weights: dict[str, float] = {}
+    """Share of each of train_sources in what is drawn, whatever its size; they need not add up to 1. Rows are then drawn with
+    replacement, as many in an epoch as there are rows; empty draws each row once an epoch."""
+    validation_sources: list[str] = []
+    """Name of the source of each validation file, in order; the loss of each is a metric besides that of all."""
+    train_tokenized: bool = False
+    """The training files hold tokens, not texts: input_ids, without padding, and loss_mask, 1 for those that are learned."""
+    validation_tokenized: bool = False
+    """The same of the validation files."""
+
+    @field_validator("source_weights")
+    @classmethod
+    def _weights_are_shares(cls, value: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, weight in value.items() if not 0 < weight < float("inf")]:
+            raise ValueError(f"the weight of {wrong[0]} must be above 0, not {value[wrong[0]]}")
+        return value
 
 
 class SftPolicyConfig(LearnerConfig):

@@ -9,7 +9,7 @@ from pydantic import Field
 from posttrain.config.algorithm import AlgorithmSection
 from posttrain.config.base import Section
 from posttrain.config.images import ImageSettings
-from posttrain.config.sft import SftConfig, SftDataConfig
+from posttrain.config.sft import SftConfig, TextDataConfig
 from posttrain.registry import TUNE_METHODS, Registry
 
 
@@ -45,7 +45,7 @@ class TuneMethodConfig(AlgorithmSection):
         return "kl" in self.about.inputs and self.settings.get("reference_point") != "zero"
 
 
-class TuneDataConfig(SftDataConfig, ImageSettings):
+class TuneDataConfig(TextDataConfig, ImageSettings):
     sequences_per_step: int = Field(default=32, ge=1)
     """Sequences of each step, which is one update (optimizer step): a row with one completion is one, a pair is two."""
     chosen_column: str | None = None

@@ -144,13 +144,15 @@ def check_rows(path: str, data: DataConfig) -> tuple[int, list[Problem]]:
     return rows if whole else count_rows(path), problems
 
 
-def check_sft_rows(path: str, data: SftDataConfig) -> tuple[int, list[Problem]]:
-    """The same of a file for fine-tuning. Raises: DataError when it cannot be read, or lacks a column."""
+def check_sft_rows(path: str, data: SftDataConfig, *, tokenized: bool = False) -> tuple[int, list[Problem]]:
+    """The same of a file for fine-tuning. Args: ``tokenized``, it holds tokens.
+
+    Raises: DataError when it cannot be read, or lacks a column."""
     file = Path(path).expanduser()
     is_table = kind_of(file) == "parquet"
     problems: list[Problem] = []
     rows = 0
-    for row in _sft_rows(path, data):
+    for row in _sft_rows(path, data, tokenized=tokenized):
         rows += 1
         if isinstance(row, Problem):
             problems.append(row)
@@ -167,8 +169,8 @@ def _rows(path: str, data: Purposed) -> Iterator[DatasetRow | SftRow | Problem]:
     return checked_rows(path, data, images=ImageRules.of(data))
 
 
-def _sft_rows(path: str, data: SftDataConfig) -> Iterator[SftRow | Problem]:
+def _sft_rows(path: str, data: SftDataConfig, *, tokenized: bool = False) -> Iterator[SftRow | Problem]:
     columns, file = None, Path(path).expanduser()
     for number, record in enumerate(read_records(file)):
-        columns = columns or choose_columns(record, data, file.name)
+        columns = columns or choose_columns(record, data, file.name, tokenized=tokenized)
         yield row_of(record, number, file.name, columns, data)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.data.columns import Named
-from posttrain.data.record_files import kind_of, readable, records
+from posttrain.data.record_files import is_whole_parquet, readable, records
 
 
 def column_values(path: str, column: str, data: Named) -> set[Any]:
@@ -27,7 +27,7 @@ def column_values(path: str, column: str, data: Named) -> set[Any]:
 def _values(file: Path, column: str, data: Named) -> Iterator[Any]:
     inside = data.extra_info_column
     rows: Iterator[Mapping[str, Any]]
-    if kind_of(file) == "parquet":
+    if is_whole_parquet(file):
         with pq.ParquetFile(file) as table:
             schema = table.schema_arrow
             wanted = [column] if column in schema.names else []

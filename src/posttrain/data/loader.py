@@ -79,7 +79,6 @@ class ShuffledLoader(Generic[T]):
 
         Raises: ConfigError, with all differences, when the state belongs to another order of items.
         """
-        fields = ("", self._field, "data.seed", "data.shuffle")
         problems = [
             Problem(
                 f"the saved position is of {name} = {state.get(name)}, and this run has {value}",
@@ -88,7 +87,7 @@ class ShuffledLoader(Generic[T]):
                 else f"use the files and the limit of {self._kind} the run began with",
                 field=field or "data.train_files",
             )
-            for (name, value), field in zip(self._identity().items(), fields, strict=True)
+            for (name, value), field in zip(self._identity().items(), self._fields(), strict=True)
             if state.get(name) != value
         ]
         if problems:
@@ -108,6 +107,10 @@ class ShuffledLoader(Generic[T]):
             "seed": self._seed,
             "shuffle": self._shuffle,
         }
+
+    def _fields(self) -> tuple[str, ...]:
+        """Return the setting of each part of the identity; "": the files."""
+        return ("", self._field, "data.seed", "data.shuffle")
 
     def _order_of(self, epoch: int) -> list[int]:
         """Return the indices of all items in the order of this epoch."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from omegaconf import OmegaConf
 
-from posttrain.config.sft import SftDataConfig
+from posttrain.config.sft import SftDataConfig, TextDataConfig
 from posttrain.data.assistant_tokens import Tokens
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.sft import FIELDS, TextSet, What, cut_texts
@@ -66,7 +66,7 @@ class BadItem(Exception):
     """An item is invalid; the message describes why."""
 
 
-def make_dataset(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> Any:
+def make_dataset(files: Sequence[str], data: TextDataConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> Any:
     """Construct the class. Raises: DataError."""
     file, name = Path(data.dataset_class_file or ""), data.dataset_class_name
     field = "data.dataset_class_file"
@@ -93,7 +93,7 @@ def make_dataset(files: Sequence[str], data: SftDataConfig, tokenizer: PreTraine
     return dataset
 
 
-def tokens_of(item: Any, data: SftDataConfig, prefix: str = "") -> Tokens:
+def tokens_of(item: Any, data: TextDataConfig, prefix: str = "") -> Tokens:
     """Return token ids without padding, and True for those that are learned. Args: ``prefix`` of the item's keys.
 
     Raises: BadItem.

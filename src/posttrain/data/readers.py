@@ -23,6 +23,7 @@ from posttrain.data.record_files import (
     described,
     drill,
     first_record,
+    is_whole_parquet,
     kind_of,
     parquet_columns,
     reaches,
@@ -115,7 +116,7 @@ def data_sources(path: str | Path, data: Named, *, responses: str | None = None)
     """
     file = Path(path).expanduser()
     choice = ColumnChoice(data, responses=responses)
-    if kind_of(file) == "parquet":
+    if is_whole_parquet(file):
         with readable(file), pq.ParquetFile(file) as table:
             column = parquet_columns(table, file, choice).data_source
             values = set() if column is None else set(table.read(columns=[column])[column].unique().to_pylist())

@@ -1,4 +1,5 @@
-"""Raw rows of a dataset file: .parquet, .jsonl, .json, .csv and .arrow, in file order; errors name the row.
+"""Raw rows of a dataset file: .parquet, .jsonl, .json, .csv and .arrow, in file order; errors name the row. A slice behind a
+file's name, ``train.parquet[:100]``, means these of its rows (libraries/row_slices.py); a folder means its files (folders.py).
 
 Rows are counted from 0, as in pandas and datasets; lines of a text file from 1, as in editors.
 """
@@ -8,8 +9,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.data.columns import ColumnChoice, Columns, root
+from posttrain.data.folders import files_of_folder
 from posttrain.errors import DataError, Problem, did_you_mean, nearest
 from posttrain.libraries import json_text
+from posttrain.libraries.row_slices import RowSlice, split_slice
 
 Record = dict[str, Any]  # an unchecked row, by column
 
@@ -38,11 +43,22 @@ def count_rows(path: str | Path) -> int:
 
     Raises: DataError when the file cannot be read.
     """
-    file = Path(path).expanduser()
+    file, part = file_and_slice(path)
+    if part is not None:
+        return len(part.of(count_rows(file)))
+    if file.is_dir():
+        return sum(map(count_rows, files_of_folder(file, KINDS)))
     if kind_of(file) == "parquet":
         with readable(file), pq.ParquetFile(file) as table:
             return int(table.metadata.num_rows)
     return sum(1 for _ in records(file, None))
+
+
+def file_and_slice(path: str | Path) -> tuple[Path, RowSlice | None]:
+    """Split a path into its file and the slice of its rows; None for a whole file, and for one whose own name ends like that."""
+    whole = Path(path).expanduser()
+    name, part = split_slice(whole.name)
+    return (whole, None) if part is None or whole.exists() else (whole.with_name(name), part)
 
 
 def first_record(
@@ -52,21 +68,19 @@ def first_record(
     the existence of the file is checked."""
     if "://" in path:
         return None, [Problem(f"{path} is not on this machine", fix="download it and name the local file", field=field)]
-    file = Path(path).expanduser()
-    if not file.is_file():
-        return None, [_missing_file(file, path, field)]
+    file, part = file_and_slice(path)
+    if not file.exists():
+        return None, [_missing_file(file, path if part is None else str(file), field)]
     if not read:
         return None, []
     try:
-        record = next(iter(records(file, choice)), None)
+        record = next(iter(records(Path(path).expanduser(), choice)), None)
     except DataError as error:
         return None, [Problem(item.what, fix=item.fix, field=item.field or field) for item in error.problems]
     return record, [] if record is not None else [Problem(f"{path} holds no rows", field=field)]
 
 
 def _missing_file(file: Path, path: str, field: str) -> Problem:
-    if file.is_dir():
-        return Problem(f"{path} is a folder", fix="name the files in it", field=field)
     if not file.parent.is_dir():
         return Problem(f"there is no file {path}: the folder {file.parent} does not exist", field=field)
     guess = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
@@ -78,16 +92,31 @@ def records(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
 
     Raises: DataError when the file cannot be read or lacks a column.
     """
+    file, part = file_and_slice(file)
     with readable(file):
-        yield from _READERS[kind_of(file)](file, choice)
+        rows = _READERS[kind_of(file)](file, choice)
+        if part is None:
+            yield from rows
+            return
+        wanted = part.of(count_rows(file) if part.needs_count else sys.maxsize)
+        yield from islice(rows, wanted.start, wanted.stop)
 
 
 def kind_of(file: Path) -> str:
+    """Return the kind of a file, such as parquet; ``folder`` of a folder. Raises: DataError."""
+    file, _ = file_and_slice(file)
+    if file.is_dir():
+        return "folder"
     kind = file.suffix.lower().removeprefix(".")
-    if kind not in _READERS:
-        known = ", ".join(f".{name}" for name in _READERS)
+    if f".{kind}" not in KINDS:
+        known = ", ".join(KINDS)
         raise DataError(Problem(f"{file.name} is of no known kind", fix=f"use one of {known}"))
     return kind
+
+
+def is_whole_parquet(file: Path) -> bool:
+    """True for a parquet file of which every row is meant, so that a column of it can be read alone."""
+    return kind_of(file) == "parquet" and file_and_slice(file)[1] is None
 
 
 @contextmanager
@@ -221,13 +250,20 @@ def _read_csv(file: Path, choice: ColumnChoice | None) -> Iterator[Record]:
             yield record if choice is None else _with_json_cells(record, place, choice.columns)
 
 
+def _read_folder(folder: Path, choice: ColumnChoice | None) -> Iterator[Record]:
+    for file in files_of_folder(folder, KINDS):
+        yield from records(file, choice)
+
+
 _READERS: dict[str, Callable[[Path, ColumnChoice | None], Iterator[Record]]] = {
+    "folder": _read_folder,
     "parquet": _read_parquet,
     "jsonl": _read_json_lines,
     "json": _read_json,
     "csv": _read_csv,
     "arrow": _read_arrow,
 }
+KINDS = tuple(f".{name}" for name in _READERS if name != "folder")
 
 
 def _with_json_cells(record: Record, place: str, columns: Columns) -> Record:

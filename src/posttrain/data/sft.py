@@ -14,7 +14,7 @@ from posttrain.config.sft import SftDataConfig
 from posttrain.data.assistant_tokens import Template, Tokens, conversation_tokens
 from posttrain.data.prompts import file_labels
 from posttrain.data.readers import MAX_LISTED
-from posttrain.data.sft_rows import SftRow, read_sft_rows
+from posttrain.data.sft_rows import SftRow, is_tokenized, read_sft_rows
 from posttrain.data.templates import apply_template, check_template
 from posttrain.errors import DataError, ModelError, Problem
 from posttrain.records.texts import Text
@@ -37,14 +37,14 @@ class TextSet:
     rows: int  # in the files
     dropped: int = 0  # longer than max_tokens and left out
     cut: int = 0  # longer than max_tokens and cut
-    empty: int = 0  # left out because the cut removed all tokens to learn
+    empty: int = 0  # left out because no token is to be learned, or the cut removed all of them
 
     def notes(self, what: What) -> list[str]:
         """Return messages about rows that were left out or cut."""
         said = {
             "are too long and were left out": self.dropped,
             "are too long and were cut": self.cut,
-            "were cut before their answer begins, and are left out": self.empty,
+            "hold no token to learn, within data.max_tokens, and are left out": self.empty,
         }
         return [f"{count} of {self.rows} {what} rows {fate}" for fate, count in said.items() if count]
 
@@ -55,18 +55,22 @@ def load_texts(files: Sequence[str], data: SftDataConfig, tokenizer: PreTrainedT
     Raises: ModelError when the tokenizer has no chat template or no end token; DataError with the bad rows of all files,
         with the rows that are too long (``overlong: error``), or when none is left.
     """
-    if problems := [*check_template(tokenizer, data.chat_template_options), *check_end(tokenizer)]:
+    tokenized = is_tokenized(data, FIELDS[what].removeprefix("data."))
+    if not tokenized and (problems := [*check_template(tokenizer, data.chat_template_options), *check_end(tokenizer)]):
         raise ModelError(problems)
-    rows, names = _read(files, data)
+    rows, names, sources = _read(files, data, what, tokenized=tokenized)
     if not rows:
         raise DataError(Problem(f"the {what} files hold no rows", field=FIELDS[what]))
     tokenised = _tokenise(rows, names, data, tokenizer)
-    return cut_texts(tokenised, names, data, what)
+    return cut_texts(tokenised, names, data, what, sources=sources)
 
 
-def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataConfig, what: What) -> TextSet:
+def cut_texts(
+    tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataConfig, what: What, *, sources: Sequence[str] = ()
+) -> TextSet:
     """Cut texts to max_tokens, and drop those without tokens to learn.
 
+    Args: ``sources``, one for each text, or none.
     Raises: DataError with the rows that are too long (``overlong: error``), or when none is left.
     """
     limit = data.max_tokens
@@ -74,7 +78,7 @@ def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataCo
     if overlong and data.overlong == "error":
         raise DataError(overlong_problem([(names[i], len(tokenised[i][0])) for i in overlong], len(names), limit, what))
     texts, dropped, empty = [], 0, 0
-    for name, (ids, learned) in zip(names, tokenised, strict=True):
+    for name, source, (ids, learned) in zip(names, sources or [""] * len(names), tokenised, strict=True):
         if len(ids) > limit and data.overlong == "filter":
             dropped += 1
             continue
@@ -82,10 +86,13 @@ def cut_texts(tokenised: Sequence[Tokens], names: Sequence[str], data: SftDataCo
         ids, learned = ids[kept], learned[kept].copy()
         learned[:1] = False  # no token predicts the first one
         if learned.any():
-            texts.append(Text(name=name, token_ids=ids, learned=learned))
+            texts.append(Text(name=name, source=source, token_ids=ids, learned=learned))
         else:
             empty += 1
     if not texts:
+        if not overlong:
+            text = f"no {what} row is left: none of the {len(names)} holds a token to learn"
+            raise DataError(Problem(text, field=FIELDS[what]))
         shortest = min(len(ids) for ids, _ in tokenised)
         text = f"no {what} row is left: all {len(names)} are too long for {limit} tokens (the shortest has {shortest})"
         raise DataError(Problem(text, fix="raise data.max_tokens", field="data.max_tokens"))
@@ -100,21 +107,26 @@ def check_end(tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
     return [Problem(what, fix="name a tokenizer that has one", field="model.tokenizer_path")]
 
 
-def _read(files: Sequence[str], data: SftDataConfig) -> tuple[list[SftRow], list[str]]:
-    """Read the rows of all files. Returns: rows, and their names, such as train.parquet:17."""
+def _read(
+    files: Sequence[str], data: SftDataConfig, what: What, *, tokenized: bool
+) -> tuple[list[SftRow], list[str], list[str]]:
+    """Read the rows of all files. Returns: rows, their names, such as train.parquet:17, and their sources."""
     rows: list[SftRow] = []
     names: list[str] = []
+    sources: list[str] = []
+    given = data.train_sources if what == "training" else data.validation_sources
     problems: list[Problem] = []
-    for file, label in zip(files, file_labels(files), strict=True):
+    for file, label, source in zip(files, file_labels(files), given or [""] * len(files), strict=True):
         try:
-            for row in read_sft_rows(file, data):
+            for row in read_sft_rows(file, data, tokenized=tokenized):
                 rows.append(row)
+                sources.append(source)
                 names.append(f"{label}:{row.number}")
         except DataError as error:
             problems += error.problems
     if problems:
         raise DataError(problems)
-    return rows, names
+    return rows, names, sources
 
 
 def overlong_problem(overlong: list[tuple[str, int]], rows: int, limit: int, what: What) -> Problem:
@@ -136,10 +148,14 @@ def row_tokens(
 ) -> Tokens:
     """Return the tokens of a row, and those that are learned.
 
-    A prompt with its response is the prompt as rendered for RL, then the response and the end token, tokenised separately.
+    A row of tokens is as it is; a prompt with its response is the prompt as rendered for RL, then the response and the end token,
+    tokenised separately.
 
     Raises: DataError when the chat template rejects it, or does not show what the assistant wrote.
     """
+    if row.tokens is not None:
+        ids, marked = row.tokens
+        return np.array(ids, np.int32), np.array(marked, np.bool_)
     variables = {**options, **(row.variables or {})}
     if row.response is None:
         template = Template(tokenizer=tokenizer, variables=variables, tools=row.tools)

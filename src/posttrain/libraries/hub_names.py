@@ -1,7 +1,8 @@
 """Names of models and data sets of the Hugging Face hub, and of their files in its cache. Opens no connection.
 
 A model is ``org/name`` or ``org/name@REVISION`` (a branch, tag or commit). A data set is ``org/name``, ``org/name:SPLIT``,
-``org/name/CONFIG:SPLIT`` (each with ``@REVISION`` behind the name), or its files, ``hf://datasets/org/name@REVISION/*.parquet``.
+``org/name/CONFIG:SPLIT`` (each with ``@REVISION`` behind the name), or its files, ``hf://datasets/org/name@REVISION/*.parquet``;
+a slice of its rows may follow, ``org/name:train[200:240]`` (row_slices.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from posttrain.libraries.row_slices import RowSlice, split_slice
 
 MODEL = re.compile(r"(?:hf://(?:models/)?)?(?P<name>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?")
 FILES = re.compile(r"hf://datasets/(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w.%-]*))?(?:/(?P<files>.+))?")
@@ -34,6 +37,8 @@ class HubName:
     files: str = ""  # of a data set: a path, or a pattern with * and **
     config: str = ""  # of a data set
     split: str = ""
+    # of a data set: of its rows, all files together; None: all
+    rows: RowSlice | None = None
 
     @property
     def key(self) -> str:
@@ -62,16 +67,23 @@ def model_name(text: str) -> HubName | None:
 
 def data_name(text: str) -> HubName | None:
     """Read the name of a data set; None for what means a file here."""
+    whole, rows = text, None
+    if not Path(text).expanduser().exists():
+        text, rows = split_slice(text)
     if found := FILES.fullmatch(text):
         revision = (found["revision"] or "").replace("%2F", "/")
-        return HubName(kind="dataset", name=found["name"], revision=revision, files=found["files"] or "")
+        return HubName(kind="dataset", name=found["name"], revision=revision, files=found["files"] or "", rows=rows)
     found = ROWS.fullmatch(text)
-    if found is None or Path(text).expanduser().exists() or text.lower().endswith(DATA_KINDS):
+    if (
+        found is None
+        or any(Path(each).expanduser().exists() for each in (whole, text))
+        or text.lower().endswith(DATA_KINDS)
+    ):
         return None
     if Path(found["name"]).parent.exists():
         return None  # a file that is missing in a folder of the user's
     parts = {part: found[part] or "" for part in ("name", "revision", "config", "split")}
-    return HubName(kind="dataset", **parts)
+    return HubName(kind="dataset", **parts, rows=rows)
 
 
 def portable(path: str, commits: Mapping[str, str]) -> str:

@@ -77,11 +77,18 @@ def run(
 
 
 def validate(policy: TrainEngine, texts: Sequence[Text], clock: Clock) -> dict[str, float]:
-    """The mean loss over the learned tokens of held-out texts."""
+    """The mean loss over the learned tokens of held-out texts; with named sources, of each of them, too."""
     if not texts:
         return {}
+    sources = list(dict.fromkeys(text.source for text in texts))
+    parts = {source: [text for text in texts if text.source == source] for source in sources}
     with clock.phase("validation_loss", total=len(texts)):
-        return {"validation/loss": mean_loss(policy, texts, clock.advance)}
+        losses = {source: mean_loss(policy, part, clock.advance) for source, part in parts.items()}
+    tokens = {source: sum(int(text.learned.sum()) for text in part) for source, part in parts.items()}
+    mean = sum(losses[source] * tokens[source] for source in sources) / sum(tokens.values())
+    if sources == [""]:
+        return {"validation/loss": losses[""]}
+    return {"validation/loss": mean, **{f"validation/{source}/loss": loss for source, loss in losses.items()}}
 
 
 def measure(texts: Sequence[Text], clock: Clock) -> dict[str, float]:

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 from posttrain.config.base import Section
 from posttrain.errors import Problem
 from posttrain.libraries.hub_names import HubName, data_name, model_name, portable
+from posttrain.libraries.row_slices import RowSlice
 from posttrain.plan.files import hub_models
 
 C = TypeVar("C", bound=Section)
 DATA = ("train_files", "validation_files", "files")
+# Settings with one value for each file, in order
+BESIDE = {"train_files": "train_sources", "validation_files": "validation_sources"}
 
 
 def hub_data(config: Any) -> dict[str, list[HubName]]:
@@ -39,12 +42,34 @@ def replace_data(config: C, files: Callable[[HubName, str], Sequence[str]]) -> C
     section: Any = getattr(config, "data", None)
     for field in hub_data(config):
         name = field.removeprefix("data.")
+        beside = BESIDE.get(name, "")
+        given: Sequence[str] = getattr(section, beside, [])
         listed: list[str] = []
-        for path in getattr(section, name):
+        sources: list[str] = []
+        for index, path in enumerate(getattr(section, name)):
             wanted = data_name(path)
-            listed += [path] if wanted is None else files(wanted, field)
-        section = section.model_copy(update={name: listed})
+            found = [path] if wanted is None else _of_the_rows(files(wanted, field), wanted.rows)
+            listed += found
+            sources += given[index : index + 1] * len(found)
+        section = section.model_copy(update={name: listed} | ({beside: sources} if given else {}))
     return config.model_copy(update={"data": section}) if section is not None else config
+
+
+def _of_the_rows(files: Sequence[str], rows: RowSlice | None) -> list[str]:
+    """Write behind each file which of its rows a slice of all files together means; files without one are left out."""
+    if rows is None:
+        return list(files)
+    from posttrain.data.record_files import count_rows
+
+    counts = [count_rows(file) for file in files]
+    wanted = rows.of(sum(counts))
+    found, start = [], 0
+    for file, count in zip(files, counts, strict=True):
+        first, last = max(wanted.start - start, 0), min(wanted.stop - start, count)
+        if first < last:
+            found.append(file if (first, last) == (0, count) else f"{file}{RowSlice(first, last)}")
+        start += count
+    return found or [f"{file}{RowSlice(0, 0)}" for file in files[:1]]
 
 
 def replace_models(config: Any, folder: Callable[[HubName, str], str]) -> Any:

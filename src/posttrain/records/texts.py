@@ -15,6 +15,7 @@ class Text:
     """One row of a dataset."""
 
     name: str  # such as train.parquet:17
+    source: str = ""  # of data.train_sources or data.validation_sources
     token_ids: NDArray[np.int32]  # [n], n >= 2
     learned: NDArray[np.bool_]  # [n], the token enters the loss; never the first one, which nothing predicts
     images: PromptImages | None = None  # of the prompt

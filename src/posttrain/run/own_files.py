@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig, TrainingConfig
+from posttrain.data.record_files import file_and_slice
 from posttrain.errors import ConfigError
 from posttrain.libraries.disk_errors import naming
 from posttrain.run.config_change import Change
@@ -29,7 +30,7 @@ def own_files(config: TrainingConfig) -> dict[str, dict[str, str]]:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             found[field] = {"path": path, "sha256": digest, "copy": f"{FOLDER}/{file.stem}.{digest[:12]}.py"}
     for index, path in enumerate(config.data.train_files):
-        file = Path(path).expanduser()
+        file, _ = file_and_slice(path)
         with suppress(OSError):
             if not file.is_file():  # a data set of the hub, or a pipe, which can be read once
                 continue

@@ -96,7 +96,7 @@ def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
             {"system_column": "s"},
             "column s is a second system message",
         ),
-        ({"messages": TURNS, "s": "B"}, {"system_column": "s"}, "data.system_column adds to a column of prompts"),
+        ({"messages": TURNS, "q": "B"}, {"query_column": "q"}, "data.query_column adds to a column of prompts"),
     ],
 )
 def test_columns_that_do_not_go_together(
@@ -169,7 +169,7 @@ def test_rows_that_lose_their_answer_are_left_out_and_told(tmp_path: Path) -> No
     assert [text.name for text in found.texts] == ["train.jsonl:0"]
     assert found.notes("training") == [
         "1 of 2 training rows are too long and were cut",
-        "1 of 2 training rows were cut before their answer begins, and are left out",
+        "1 of 2 training rows hold no token to learn, within data.max_tokens, and are left out",
     ]
 
 
@@ -318,3 +318,76 @@ def test_rows_with_images_are_refused(tmp_path: Path) -> None:
         list(read_sft_rows(file, config("x")))
     assert str(error.value).startswith("row 1 of ")
     assert "column images holds images, and fine-tuning reads text only; leave the row out" in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------- tokens, Alpaca, sources
+
+
+def test_rows_of_tokens_are_learned_as_they_are(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 0, 1], "attention_mask": [1, 1, 1, 1], "labels": [1, 2, 3, 4]},
+        {"input_ids": [5, 6, 7, 8, 9, 9], "loss_mask": [0, 0, 0, 0, 1, 1]},  # nothing is left of its tokens
+        {"input_ids": [5, 6], "loss_mask": [0, 0]},
+        {"input_ids": None, "loss_mask": []},
+        {"input_ids": [1, 2, 3, 4, 5], "loss_mask": [1, 1, 1, 1, 1]},
+    ]
+    data = config(write(tmp_path, rows), train_tokenized=True, max_tokens=4, overlong="truncate_right")
+    found = load_texts(data.train_files, data, tiny_tokenizer(), what="training")
+    assert [text.token_ids.tolist() for text in found.texts] == [[5, 6, 7, 8], [1, 2, 3, 4]]
+    # nothing predicts the first token
+    assert [text.learned.tolist() for text in found.texts] == [[False, True, False, True], [False, True, True, True]]
+    assert (found.rows, found.empty, found.cut) == (5, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "row 0 of train.jsonl: loss_mask has 1 values for 2 input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "loss_mask holds 2; it is 0 or 1"),
+        (
+            {"input_ids": "1 2", "loss_mask": [0, 1]},
+            "column input_ids holds '1 2'; a list of whole numbers is expected",
+        ),
+        ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "column input_ids holds a list of 2"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 1], "attention_mask": [0, 1]}, "rows are stored without padding"),
+        ({"input_ids": [1, 2], "labels": [0, 1]}, "has no column loss_mask (it has input_ids, labels)"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "no training row is left: none of the 1 holds a token to learn"),
+    ],
+)
+def test_rows_of_tokens_that_cannot_be(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    data = config(write(tmp_path, [row]), train_tokenized=True)
+    with pytest.raises(DataError) as caught:
+        load_texts(data.train_files, data, tiny_tokenizer(), what="training")
+    assert message in str(caught.value)
+
+
+def test_alpaca_s_columns_are_a_conversation_of_two_messages(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": " Hi ", "input": "", "output": "Yo"},
+        {"instruction": "Say", "input": "Yo", "output": "Yo"},
+        {"instruction": "Hi", "input": None, "output": "Yo"},
+    ]
+    found = texts(write(tmp_path, rows), overlong="error")
+    assert [learned for _, learned in found] == ["Yo<|im_end|>"] * 3
+    assert [read.split("user\n")[1].split("<|im_end|>")[0] for read, _ in found] == ["Hi", "Say\n\nYo", "Hi"]
+    # Columns that are named, or usual ones, come first
+    row = [{"instruction": "no", "output": "no", "prompt": "Hi", "response": "Yo"}]
+    assert texts(write(tmp_path, row)) == [(ASKED, "Yo<|im_end|>")]
+    assert texts(write(tmp_path, rows[1:2]), prompt_column="input", response_column="output")[0][0].count("Say") == 0
+
+
+def test_a_column_of_system_messages_goes_before_conversations_without_one(tmp_path: Path) -> None:
+    own = [{"role": "system", "content": "Own"}, *TURNS]
+    rows = [{"messages": TURNS, "system": "Be"}, {"messages": own, "system": "Be"}, {"messages": TURNS, "system": ""}]
+    read = [read for read, _ in texts(write(tmp_path, rows), system_column="system")]
+    assert ["Be" in text for text in read] == [True, False, False] and "Own" in read[1]
+    assert texts(write(tmp_path, [{"messages": TURNS}]), system_column="system") == texts(
+        write(tmp_path, [{"messages": TURNS}])
+    )
+
+
+def test_texts_know_their_source(tmp_path: Path) -> None:
+    files = [write(tmp_path, [{"question": "Hi", "answer": "Yo"}] * 3, f"{name}.jsonl") for name in "abc"]
+    data = SftDataConfig(train_files=[files[0], f"{files[1]}[1:]", files[2]], train_sources=["x", "y", "x"])
+    found = load_texts(data.train_files, data, tiny_tokenizer(), what="training")
+    assert "".join(text.source for text in found.texts) == "xxxyyxxx"

@@ -33,7 +33,7 @@ def test_the_keys_alone_tell_what_it_is() -> None:
     config = loaded.config
     assert (config.model.path, config.run.total_steps) == ("m", 3)
     # SkyRL's own data set, of which it takes a hundred rows, on its four devices
-    assert (config.data.train_files, config.data.max_rows) == (["yahma/alpaca-cleaned:train"], 100)
+    assert config.data.train_files == ["yahma/alpaca-cleaned:train[:100]"]
     assert (config.policy.engine, config.placement.devices) == ("fsdp", 4)
 
 
@@ -47,35 +47,57 @@ def test_megatron_s_sizes_are_two_by_two_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "files", "rows", "planned"),
+    ("split", "files"),
     [
-        ("train", ["a/b:train"], None, False),
-        ("train[:50]", ["a/b:train"], 50, False),
-        ("train[-50:]", ["a/b:train"], None, True),
-        ("train[:10%]", ["a/b:train"], None, True),
+        ("train", ["a/b:train"]),
+        ("train[:50]", ["a/b:train[:50]"]),
+        ("train[200:240]", ["a/b:train[200:240]"]),
+        ("train[-50:]", ["a/b:train[-50:]"]),
+        ("train[:10%]", ["a/b:train[:10%]"]),
+        ("train[10%:]+test[:5]", ["a/b:train[10%:]", "a/b:test[:5]"]),
     ],
 )
-def test_splits(split: str, files: list[str], rows: int | None, planned: bool) -> None:
+def test_splits(split: str, files: list[str]) -> None:
     loaded = read("strategy=fsdp", f"train_dataset_splits=['{split}']")
-    assert not loaded.problems and bool(loaded.unsupported) == planned
-    assert (loaded.config.data.train_files, loaded.config.data.max_rows) == (files, rows)
+    assert not loaded.problems and not loaded.unsupported
+    assert (loaded.config.data.train_files, loaded.config.data.max_rows) == (files, None)
 
 
-def test_files_have_no_split_and_several_sets_are_planned() -> None:
-    loaded = read("strategy=fsdp", "train_datasets=[x/rows.jsonl,c/d]", "train_dataset_splits=[train,test]")
-    assert loaded.config.data.train_files == ["x/rows.jsonl", "c/d:test"]
-    (problem,) = loaded.unsupported
-    assert "draws equally from each of several data sets" in str(problem)
-    in_order = read(
-        "strategy=fsdp", "train_datasets=[x.jsonl,y.jsonl]", "train_dataset_splits=[train,train]", "sampler=sequential"
-    )
-    assert not in_order.unsupported and not in_order.config.data.shuffle
+@pytest.mark.parametrize("split", ["train[3]", "train[:200%]", "train[a:b]", "[:5]", ""])
+def test_splits_that_cannot_be(split: str) -> None:
+    (problem,) = said(f"train_dataset_splits=['{split}']")
+    assert "is no split: it is written train, train[:1000]" in problem
+
+
+def test_several_sets_are_mixed_by_their_shares_unless_they_are_read_in_order() -> None:
+    two = ("strategy=fsdp", "train_datasets=[x/rows.jsonl,c/d]", "train_dataset_splits=['train[:9]',test]")
+    data = read(*two).config.data
+    assert data.train_files == ["x/rows.jsonl[:9]", "c/d:test"]  # a file has no splits
+    assert data.train_sources == ["x/rows.jsonl", "c/d"]
+    assert data.source_weights == {"x/rows.jsonl": 1.0, "c/d": 1.0}
+    assert read(*two, "train_dataset_weights=[3,1]").config.data.source_weights == {"x/rows.jsonl": 3.0, "c/d": 1.0}
+    in_order = read(*two, "sampler=sequential").config.data
+    assert (in_order.train_sources, in_order.source_weights, in_order.shuffle) == ([], {}, False)
+    twice = ("strategy=fsdp", "train_datasets=[a/b,a/b]", "train_dataset_splits=['train[:9]','train[9:]']")
+    assert read(*twice).config.data.source_weights == {"a/b": 1.0, "a/b#2": 1.0}
+
+
+def test_held_out_sets_have_names() -> None:
+    data = read("strategy=fsdp", "eval_datasets=[a/b,c/d]", "eval_dataset_splits=['train[-9:]+test',test]").config.data
+    assert data.validation_files == ["a/b:train[-9:]", "a/b:test", "c/d:test"]
+    assert data.validation_sources == ["a_b", "a_b", "c_d"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (("train_dataset_splits=[train,test]",), "has 2 splits, and train_datasets 1 data sets"),
+        (("train_dataset_weights=[1,2]",), "train_dataset_weights has 2 weights for 1 data sets"),
+        (("train_dataset_weights=[0]",), "must all be above 0"),
+        (("train_dataset_weights=[1]", "sampler=sequential"), "is read with sampler=random, and sampler is sequential"),
+        (("pretokenized_dataset_paths=[x]",), "pretokenized_dataset_paths and train_datasets both name data"),
+        (("eval_pretokenized_dataset_paths=[]",), "eval_pretokenized_dataset_paths is an empty list"),
+        (("eval_datasets=[a/b]", "eval_dataset_names=[x,y]"), "has the names x, y for 1 data sets"),
         (("num_steps=3", "num_epochs=2"), "num_steps and num_epochs are both written"),
         (("dataset_name=c/d",), "train_datasets took the place of dataset_name, and both are written"),
         (("use_sequence_packing=true",), "use_sequence_packing needs max_length, which is null"),

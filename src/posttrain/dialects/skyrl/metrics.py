@@ -46,4 +46,9 @@ def validation(step: Step) -> dict[str, float]:
     return found | ({"eval/all/avg_score": next(iter(scores.values()))} if len(scores) == 1 else {})
 
 
-VALIDATION: tuple[Many, ...] = (validation,)
+def held_out_loss(step: Step) -> dict[str, float]:
+    """``eval/<name>/loss`` of each set of held-out rows, in supervised fine-tuning."""
+    return {f"eval/{source}/loss": value for source, name, _, value in step.validations() if name == "loss"}
+
+
+VALIDATION: tuple[Many, ...] = (validation, held_out_loss)

@@ -26,6 +26,8 @@ from posttrain.registry import TRACKERS, TRAIN_ENGINES
 # What only conversations, and what only our own reading of files, looks at.
 OF_CONVERSATIONS = ("tools_column", "enable_thinking_column", "train_on")
 OF_OUR_READING = (
+    "train_tokenized",
+    "validation_tokenized",
     "messages_column",
     "prompt_column",
     "response_column",
@@ -99,9 +101,36 @@ def _data_problems(data: SftDataConfig) -> Iterator[Problem]:
             if getattr(data, name) is not None:
                 what = f"data.messages_column and data.{name} name two ways to write a row"
                 yield Problem(what, fix="keep one of them", field=f"data.{name}")
+    yield from _source_problems(data)
     if data.dataset_class_file is not None and data.dataset_class_name is None:
         what = f"data.dataset_class_file is {data.dataset_class_file}, and no class in it is named"
         yield Problem(what, fix="give data.dataset_class_name", field="data.dataset_class_name")
+
+
+def _source_problems(data: SftDataConfig) -> Iterator[Problem]:
+    for files in ("train", "validation"):
+        field, names = f"data.{files}_sources", getattr(data, f"{files}_sources")
+        count = len(getattr(data, f"{files}_files"))
+        if names and data.dataset_class_file is not None:
+            what = f"{field} names the sources of files, and a dataset class of your own reads them all at once"
+            yield Problem(what, fix=f"remove {field}", field=field)
+        elif names and len(names) != count:
+            what = f"{field} has {len(names)} names for {count} files"
+            yield Problem(what, fix="name the source of each file, in order", field=field)
+    field, weights = "data.source_weights", data.source_weights
+    if not weights:
+        return
+    if wrong := sorted(set(weights) ^ set(data.train_sources)):
+        has = (
+            f"has no weight for {wrong[0]}"
+            if wrong[0] in data.train_sources
+            else f"names {wrong[0]}, which is no source"
+        )
+        what = f"{field} {has} (data.train_sources: {', '.join(dict.fromkeys(data.train_sources)) or 'none'})"
+        yield Problem(what, fix="give each source of data.train_sources a weight", field=field)
+    if not data.shuffle:
+        what = f"{field} draws at random, and data.shuffle is false"
+        yield Problem(what, fix="remove one of them", field=field)
 
 
 def _data_warnings(data: SftDataConfig) -> Iterator[str]:

@@ -12,11 +12,12 @@ from posttrain.dialects.skyrl.rules.look import ignore_all
 from posttrain.dialects.skyrl.rules.roles import lora, optimizer, schedule
 from posttrain.dialects.skyrl.rules.run import resumed, tracked
 from posttrain.dialects.skyrl.strategies import MEGATRON
+from posttrain.libraries.row_slices import split_slice
 from posttrain.plan.engine import engine_called
 
 UNCUT = 32768  # data.max_tokens where SkyRL cuts nothing
 _DATASET, _SPLIT = "yahma/alpaca-cleaned", "train[:100]"  # SkyRL's own where none is named
-_SLICE = re.compile(r"(?P<split>[^\[\]]+)(\[(?P<slice>[^\]]*)\])?")
+_SPLIT_NAME = re.compile(r"\w[\w.-]*")
 _SIZES = {
     "tensor_model_parallel_size": "policy.tensor_parallel",
     "pipeline_model_parallel_size": "policy.pipeline_parallel",
@@ -67,28 +68,81 @@ def _at_least_one(keys: Reader, key: str) -> int:
 
 
 def _training_data(keys: Reader) -> dict[str, Any]:
+    stores = _stores(keys, "pretokenized_dataset_paths", ("train_datasets", "train_dataset_splits", "dataset_name"))
     names, splits = _named(keys, "train_datasets", "train_dataset_splits", "dataset_name", "dataset_split")
-    if not names:
-        names = [_DATASET]
-    splits = splits or [_SPLIT] * len(names)
-    files, most = _files(keys, names, splits, "train_datasets", "train_dataset_splits")
-    if len(names) > 1 and keys["sampler"] == "random":
-        what = "SkyRL draws equally from each of several data sets; rows of all of them are drawn alike here"
-        keys.plan_only(f"shares of several data sets are planned: {what}", key="train_datasets")
-    return {"data.train_files": files} | ({} if most is None else {"data.max_rows": most})
+    names = names or [_DATASET]
+    parts = _files(keys, names, splits or [_SPLIT] * len(names), "train_datasets", "train_dataset_splits")
+    if stores is not None:
+        names, parts = stores, [[store] for store in stores]
+    fields: dict[str, Any] = {"data.train_files": [file for part in parts for file in part]}
+    if stores is not None:
+        fields["data.train_tokenized"] = True
+    weights = keys["train_dataset_weights"]
+    if weights is not None:
+        _check_weights(keys, weights, len(names))
+    if len(names) == 1 or keys["sampler"] != "random":
+        return fields
+    titles = _distinct(names)
+    fields["data.train_sources"] = [title for title, part in zip(titles, parts, strict=False) for _ in part]
+    shares = weights or [1.0] * len(names)
+    return fields | {"data.source_weights": dict(zip(titles, map(float, shares), strict=False))}
+
+
+def _stores(keys: Reader, key: str, others: tuple[str, ...]) -> list[str] | None:
+    """Return the paths of rows that are tokens already; None where the key names none."""
+    found: list[str] | None = keys[key]
+    if found is None:
+        return None
+    for other in others:
+        if keys.written(other) and keys[other]:
+            what = f"{key} and {other} both name data"
+            keys.problem(what, key=key, fix="keep one of them")
+    if not found:
+        keys.problem(f"{key} is an empty list", key=key, fix="name a file or a folder, or write null")
+    return found
+
+
+def _check_weights(keys: Reader, weights: list[float], sources: int) -> None:
+    key = "train_dataset_weights"
+    if keys["sampler"] != "random":
+        what = f"{key} is read with sampler=random, and sampler is {keys['sampler']}"
+        keys.problem(what, key=key, fix="remove one of them")
+    if len(weights) != sources:
+        what = f"{key} has {len(weights)} weights for {sources} data sets"
+        keys.problem(what, key=key, fix="write one for each")
+    if any(weight <= 0 for weight in weights):
+        keys.problem(f"{key} must all be above 0", key=key, fix="leave a data set out that has no share")
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Number names that occur again: a data set may be named twice, with other rows."""
+    return [
+        name if names[:i].count(name) == 0 else f"{name}#{names[:i].count(name) + 1}" for i, name in enumerate(names)
+    ]
 
 
 def _validation(keys: Reader) -> dict[str, Any]:
+    others = ("eval_datasets", "eval_dataset_splits", "eval_dataset_name")
+    stores = _stores(keys, "eval_pretokenized_dataset_paths", others)
     names, splits = _named(keys, "eval_datasets", "eval_dataset_splits", "eval_dataset_name", "eval_dataset_split")
-    if not names:
-        for key in ("eval_interval", "eval_before_train"):
+    titles = keys["eval_dataset_names"]
+    if not names and not stores:
+        for key in ("eval_interval", "eval_before_train", "eval_dataset_names"):
             keys.ignore(key, "eval_datasets names no data set")
         return {"data.validation_files": []}
-    files, most = _files(keys, names, splits or ["validation"] * len(names), "eval_datasets", "eval_dataset_splits")
+    parts = _files(keys, names, splits or ["validation"] * len(names), "eval_datasets", "eval_dataset_splits")
+    if stores:
+        names, parts = [PurePosixPath(store).name for store in stores], [[store] for store in stores]
+    if titles and (len(titles) != len(names) or len(set(titles)) != len(titles) or not all(titles)):
+        what = f"eval_dataset_names has the names {', '.join(titles)} for {len(names)} data sets"
+        keys.problem(what, key="eval_dataset_names", fix="write a name of its own for each")
+        titles = None
+    titles = titles or _distinct([name.replace("/", "_") for name in names])
     every = keys["eval_interval"]
-    fields: dict[str, Any] = {} if most is None else {"validation.max_rows": most}
-    return fields | {
-        "data.validation_files": files,
+    return {
+        "data.validation_files": [file for part in parts for file in part],
+        "data.validation_sources": [title for title, part in zip(titles, parts, strict=False) for _ in part],
+        "data.validation_tokenized": bool(stores),
         "validation.every_steps": every if every > 0 else None,
         "validation.before_training": keys["eval_before_train"],
         "validation.after_training": True,
@@ -109,35 +163,30 @@ def _named(keys: Reader, names: str, splits: str, name: str, split: str) -> tupl
     return of_both[0], of_both[1]
 
 
-def _files(keys: Reader, names: list[str], splits: list[str], key: str, split_key: str) -> tuple[list[str], int | None]:
-    """Return data files, and the number of rows where a split of a single data set names its first ones."""
+def _files(keys: Reader, names: list[str], splits: list[str], key: str, split_key: str) -> list[list[str]]:
+    """Return the data files of each data set, with the slice of its rows that a split names; several where it is a sum."""
     if len(names) != len(splits):
         what = f"{split_key} has {len(splits)} splits, and {key} {len(names)} data sets"
         keys.problem(what, key=split_key, fix="name one split for each data set")
-    files, most = [], None
+    found: list[list[str]] = []
     for name, text in zip(names, splits, strict=False):
-        found = _SLICE.fullmatch(text)
-        if found is None:
-            what = f"{text} is no split: it is written train, or train[:1000]"
-            keys.problem(what, key=split_key, fix=f"use {split_key}=[train]")
-            continue
-        of_the_first = re.fullmatch(r":(\d+)", found["slice"] or "")
-        if of_the_first and len(names) == 1 and int(of_the_first[1]) > 0:
-            most = int(of_the_first[1])
-        elif found["slice"]:
-            what = f"{text}: slices of a split other than the first rows of a single data set are planned"
-            keys.plan_only(what, key=split_key, fix="write these rows to a file, and name it")
         is_file = PurePosixPath(name).suffix in (".parquet", ".json", ".jsonl", ".csv", ".arrow") or Path(name).exists()
-        files.append(name if is_file else f"{name}:{found['split']}")
-    return files, most
+        found.append([])
+        for part in re.split(r"\s*\+\s*", text):
+            split, rows = split_slice(part)
+            if not _SPLIT_NAME.fullmatch(split):
+                what = f"{part} is no split: it is written train, train[:1000], train[200:240] or train[:10%]"
+                keys.problem(what, key=split_key, fix=f"use {split_key}=[train]")
+                continue
+            found[-1].append((name if is_file else f"{name}:{split}") + ("" if rows is None else str(rows)))
+    return found
 
 
 def _rows(keys: Reader) -> dict[str, Any]:
     fields: dict[str, Any] = {"data.tokenize_workers": max(1, keys["num_workers"])}
     if keys["messages_key"] != "messages":
         fields["data.messages_column"] = keys["messages_key"]
-    if keys["system_key"] != "system":
-        fields["data.system_column"] = keys["system_key"]
+    fields["data.system_column"] = keys["system_key"]
     fields["data.train_on"] = {"last_assistant_message": "last_turn"}.get(keys["train_on_what"], "all_turns")
     if keys["sampler"] == "custom":
         what = "sampler=custom draws rows by a class of your own, which is refused"
