@@ -2,13 +2,14 @@
 
     python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] [--prompts 16x64,4x512,1x2048,8x1500] [--rounds 5]
     python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] --rows 1,2,4,8,16
+    python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] --opening
     python benchmarks/prefill.py --draws 49152,151936
 
 --shape: layers of a known model's widths with random weights, so that nothing is loaded. Times are CPU seconds of one thread,
 the median; ways take turns. Prompts are computed by transformers' modules and by the fast pass; their share of peak counts the
 products of weights and of attention, and the peak is that of a square product of 2,048. A pass of few rows is compared with
 the time of reading the weights once, at the speed at which the machine adds up an array of their size. A draw is compared with
-the plain softmax of its logits.
+the plain softmax of its logits. Opening a stream packs the weights, all of them or those that have changed since the last one.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="16x64,4x512,1x2048")
     parser.add_argument("--rows", help="row counts of single passes")
     parser.add_argument("--draws", help="sizes of vocabularies")
+    parser.add_argument("--opening", action="store_true", help="time the opening of a stream")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -88,6 +90,9 @@ def main() -> None:
             draws([int(size) for size in arguments.draws.split(",")], arguments.rounds)
             return
         model = shaped(arguments.shape) if arguments.shape else loaded(arguments.model)
+        if arguments.opening:
+            opening(model, arguments.rounds)
+            return
         token_pass = TokenPass(model)
         print(token_pass.note or "fast passes with compiled kernels")
         if arguments.rows:
@@ -166,6 +171,25 @@ def active_weights(model: Any) -> int:
         elif weight.dim() == 2 and name:
             total += weight.numel()
     return total
+
+
+def opening(model: Any, rounds: int) -> None:
+    """Read the weights for a stream, after all of them changed and after none did."""
+    rows = []
+    for int8 in (False, True):
+        token_pass = TokenPass(model, int8=int8)
+
+        def kept(token_pass: TokenPass = token_pass) -> None:
+            with token_pass.holding_weights():
+                pass
+
+        def changed(token_pass: TokenPass = token_pass, again: Callable[[], None] = kept) -> None:
+            token_pass.weights_changed()
+            again()
+
+        all_changed, none_changed = timed([changed, kept], rounds)
+        rows.append(["int8" if int8 else "compute dtype", f"{all_changed * 1000:.1f}", f"{none_changed * 1000:.1f}"])
+    print_table(["weights", "all changed, ms", "none changed, ms"], rows)
 
 
 def few_rows(model: Any, token_pass: TokenPass, counts: Sequence[int], rounds: int) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
 from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, router_of, unknown_part
-from posttrain.backends.rollout.native.products import FEWEST_ROWS, Product, Stack, stacked_product
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, Product, stacked_product
 from posttrain.models.packed_attention import Packed, attend_packed
 
 NORMS = ("norm", "final_layernorm")  # a body's last one, by its name
@@ -68,7 +69,7 @@ class Decoder:
         self.model = model
         self.kernels = kernels
         self.unused_kernels = ""  # why it goes without those that there are
-        self.stack: Stack = stacked_product  # makes the products with the weights
+        self.products = KeptProducts(stacked_product)  # with the weights
         self.fewest_rows = FEWEST_ROWS  # of such a product
         self.body: Any = model.get_decoder()
         config = model.config.get_text_config()
@@ -85,15 +86,16 @@ class Decoder:
         self.head: Product = _not_read
 
     def read_weights(self) -> None:
-        """Read the model's current weights."""
-        self.layers = []  # frees the previous copies first: there is no room for two
-        reader = Reader(self.kernels, self.head_dim, self.clip, self.stack, self.fewest_rows)
+        """Read the model's current weights; copies of those that have not changed are kept."""
+        self.drop_weights()  # copies are then replaced one by one: there is no room for two
+        self.products.begin()
+        reader = Reader(self.kernels, self.head_dim, self.clip, self.products, self.fewest_rows)
         self.layers = [reader.layer(layer) for layer in self.body.layers]
         self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
         self.head = reader.product(self.model.get_output_embeddings())
 
     def drop_weights(self) -> None:
-        """Free the packed copies of the weights."""
+        """Forget the weights, so that no pass can use them before they are read, and compared with their copies, again."""
         self.layers = []
         self.norm = self.head = _not_read
 

@@ -77,6 +77,7 @@ class NativeEngine:
     def weights_changed(self, version: int) -> None:
         if self._stream is not None:
             self._stream.weights_changed(version)
+        self.token_pass.weights_changed()
         self._version = version
 
     def generate(
@@ -117,8 +118,8 @@ class NativeEngine:
         return [groups[group] for group in range(len(prompts))]
 
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> NativeStream:
-        """See interfaces.rollout_engine. An open stream holds keys and values, and in bfloat16 on a CPU a copy of the
-        weights."""
+        """See interfaces.rollout_engine. An open stream holds keys and values. In bfloat16 on a CPU, and with weights of
+        eight bits, the engine holds a copy of the weights from its first stream until they change."""
         return self._open(sampling, on_tokens, self.max_concurrent_sequences)
 
     def _open(self, sampling: SamplingParams, on_tokens: OnTokens | None, prompt_slots: int) -> NativeStream:

@@ -23,9 +23,9 @@ def stacked_product(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) 
 
     In bfloat16 on a CPU the weights are stacked and copied into the matrix library's own layout, which saves that copy in
     every call: 1.5 times as fast with 64 rows, 1.2 with 256, bit-identical results. Elsewhere the weights are used without a
-    copy. In both cases the function must be rebuilt when the weights change.
+    copy. In both cases the function must be rebuilt when the weights change (KeptProducts).
     """
-    if all(weight.dtype == torch.bfloat16 and weight.device.type == "cpu" for weight in weights) and _packs():
+    if copies_weights(weights):
         bias = None
         if any(one is not None for one in biases):
             parts = zip(biases, weights, strict=True)
@@ -35,6 +35,11 @@ def stacked_product(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) 
         return lambda x: linear(x, weights[0], biases[0])
     pairs = list(zip(weights, biases, strict=True))
     return lambda x: torch.cat([linear(x, weight, bias) for weight, bias in pairs], dim=1)
+
+
+def copies_weights(weights: Sequence[Tensor]) -> bool:
+    """Return True where ``stacked_product`` multiplies by a packed copy of these weights, not by the weights themselves."""
+    return all(weight.dtype == torch.bfloat16 and weight.device.type == "cpu" for weight in weights) and _packs()
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Product:

@@ -15,6 +15,7 @@ from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
 from posttrain.backends.rollout.native.graphs import GraphedStep, unrecordable
 from posttrain.backends.rollout.native.int8 import int8_products
+from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import DTYPES, PassKernels, load_kernels
 from posttrain.backends.rollout.native.products import FEWEST_ROWS
 from posttrain.backends.rollout.native.sampling import logit_rows, logprob_of
@@ -67,7 +68,8 @@ class TokenPass:
 
     def _round_weights(self, decoder: Decoder) -> None:
         """Have the pass multiply by weights of eight bits, from the next time that it reads them."""
-        decoder.stack, reason = int8_products(self.model.dtype, self.model.device)
+        stack, reason = int8_products(self.model.dtype, self.model.device)
+        decoder.products = KeptProducts(stack)
         if reason:
             slow = f"weights of eight bits save no time without compiled kernels: {reason}"
             self.note = "; ".join(note for note in (self.note, slow) if note)
@@ -78,8 +80,8 @@ class TokenPass:
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:
-        """Use the model's current weights inside the ``with`` block. Copies of them are freed afterwards: making them costs no
-        more than a pass, so keeping them, with the risk that they are outdated, does not pay."""
+        """Use the model's current weights inside the ``with`` block. Copies of them are kept for the next one, which makes those
+        again whose weights have changed."""
         if self.decoder is not None:
             self.decoder.read_weights()
         try:
@@ -89,6 +91,11 @@ class TokenPass:
                 self.graphed.clear()
             if self.decoder is not None:
                 self.decoder.drop_weights()
+
+    def weights_changed(self) -> None:
+        """Free the copies of older weights."""
+        if self.decoder is not None:
+            self.decoder.products.clear()
 
     def prefill(
         self,
