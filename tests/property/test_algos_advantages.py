@@ -28,7 +28,7 @@ PER_ROW = (
 )
 REWARDS = PER_ROW[5:]
 MASKS = ("response_mask", "turn_begins")
-PER_TOKEN = (*MASKS, "token_rewards", "values", "old_logprobs", "sum_pi_squared")
+PER_TOKEN = (*MASKS, "token_rewards", "values", "old_logprobs", "sum_pi_squared", "process_rewards")
 GIVEN = {"gamma": 0.9, "gae_lambda": 0.8, "step_gamma": 0.7, "step_weight": 0.5}
 
 
@@ -68,6 +68,7 @@ def batches(draw: st.DrawFn) -> Inputs:
             "turn_begins": mask & (torch.rand(rows, width, generator=generator) < 0.4),
             "token_rewards": torch.where(mask, random(rows, width), 0.0),
             "values": random(rows, width),
+            "process_rewards": random(rows, width),
             "old_logprobs": -random(rows, width).abs(),
             "sum_pi_squared": torch.rand(rows, width, generator=generator, dtype=torch.float64),
         }

@@ -48,13 +48,13 @@ def a_batch(seed: int, rows: int = 4) -> tuple[ShapedBatch, Tensor]:
     terms, greedy = {"a": numbers(rows), "b": numbers(rows)}, numbers(rows)
     old = torch.where(mask, -numbers(rows, WIDTH).abs(), 0.0)
     pi = torch.where(mask, torch.rand(rows, WIDTH, generator=draw), 0.0)
-    values = torch.where(mask, numbers(rows, WIDTH), 0.0)
+    values, process = (torch.where(mask, numbers(rows, WIDTH), 0.0) for _ in range(2))
     scored = scored_batch(
         sequences,
         rewards=token_rewards.sum(dim=1),
         valid=torch.arange(rows) != 1,
         reward_terms=terms,
-        extras={"greedy_rewards": greedy, "sum_pi_squared": pi},
+        extras={"greedy_rewards": greedy, "sum_pi_squared": pi, "process_rewards": process},
     )
     return shaped_batch(scored, TrainerLogprobs(old=old), token_rewards=token_rewards), values
 
@@ -71,7 +71,8 @@ def rearranged(shaped: ShapedBatch, change: Callable[[Tensor, float], Tensor], *
         rollout_logprobs=change(scored.sequences.rollout_logprobs, 7.0),
         **fields,
     )
-    extras = {**scored.extras, "sum_pi_squared": change(scored.extras["sum_pi_squared"], 7.0)}
+    of_tokens = ("sum_pi_squared", "process_rewards")
+    extras = {**scored.extras, **{key: change(scored.extras[key], 7.0) for key in of_tokens}}
     return replace(
         shaped,
         scored=replace(scored, sequences=sequences, extras=extras),

@@ -24,6 +24,7 @@ from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
 from posttrain.loops.sft import LOSS
 from posttrain.loops.training import LoopPlan
+from posttrain.plan.batch import process_sequences_per_update
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 from posttrain.records.plans import (
     AdvantagePlan,
@@ -34,6 +35,7 @@ from posttrain.records.plans import (
     JudgePlan,
     KlRewardPlan,
     LossPlan,
+    ProcessRewardPlan,
     ProfilePlan,
     ResamplingPlan,
     RewardPlan,
@@ -135,6 +137,7 @@ def run_plan(
         distillation=distillation,
         teacher_sources={name: frozenset(each.data_sources) for name, each in config.distillation.teachers.items()},
         critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,
+        process_reward=process_reward_plan(config, batches),
     )
     validation_tokens = config.validation.max_response_tokens or config.rollout.max_response_tokens
     return RunPlan(
@@ -274,6 +277,25 @@ def critic_update_plan(config: RunConfig, batches: CriticBatchPlan) -> CriticUpd
         epochs=batches.epochs_per_step,
         sequences_per_update=batches.sequences_per_update,
         shuffle_seed=shuffle_seed(config, "critic"),
+    )
+
+
+def process_reward_plan(config: RunConfig, batches: BatchPlan) -> ProcessRewardPlan | None:
+    """Build the plan of the process reward model; None without one."""
+    process = config.reward.process
+    if process is None:
+        return None
+    return ProcessRewardPlan(
+        loss=LossPlan(
+            name="outcome_cross_entropy",
+            parameters={"log_ratio_scale": process.log_ratio_scale},
+            aggregation="sequence_mean_token_mean",
+            temperature=1.0,
+        ),
+        update=process.update,
+        sequences_per_update=process_sequences_per_update(config, batches),
+        log_ratio_scale=process.log_ratio_scale,
+        normalize=process.normalize,
     )
 
 

@@ -235,6 +235,8 @@ def _load(checkpoint: Path, roles: Roles, rewards: RewardState) -> dict[str, Any
     roles.policy.load(checkpoint / "policy")
     if roles.critic:
         roles.critic.load(checkpoint / "critic")
+    if roles.process_reward:
+        roles.process_reward.engine.load(checkpoint / "process_reward")
     if state.get("rewards"):
         rewards.restore(state["rewards"])
     return state

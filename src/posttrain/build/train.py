@@ -158,7 +158,14 @@ def under_way_with(
             sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, folder.path, script)
             if isinstance(sampler, Apart):
                 roles = replace(roles, weight_sync=sampler)
-        progress = Progress(policy=roles.policy, critic=roles.critic, loader=loader, rewards=rewards, ahead=sampler)
+        progress = Progress(
+            policy=roles.policy,
+            critic=roles.critic,
+            process_reward=roles.process_reward.engine if roles.process_reward else None,
+            loader=loader,
+            rewards=rewards,
+            ahead=sampler,
+        )
         first_step = checkpoints.restore(progress, trackers.message) + 1
         scorer.keep_in(folder.path)
         begin_run(

@@ -21,11 +21,12 @@ from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.reading.validate import show
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
+from posttrain.plan.batch import process_sequences_per_update
 from posttrain.plan.estimate import estimate
 from posttrain.plan.model_files import is_hub_id
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
-from posttrain.records.batch_plans import CriticBatchPlan
+from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan
 
 __all__ = ["check_request", "other_file_problems", "plan_json", "plan_text"]
 
@@ -90,6 +91,7 @@ def _settings_text(request: TrainRequest) -> str:
         *([("adapter", lora_text(config.policy.lora))] if config.policy.lora else []),
         ("optimizer", optimizer_text(config.policy.optimizer, config.policy.schedule)),
         *([("critic", _critic(config, request.batches.critic))] if request.batches.critic else []),
+        *([("process", _process_reward(config, request.batches))] if config.reward.process else []),
     ]
     return "\n".join(f"{name:<11}{text}" for name, text in rows)
 
@@ -265,6 +267,26 @@ def _loss(config: RunConfig) -> str:
         weighted = " x ratio" if loss.kl_importance_weighted else ""
         text += f"\n{'':<11}+ {loss.kl_coef:g} x KL ({loss.kl_estimator}{weighted}) to {reference}"
     return text
+
+
+def _process_reward(config: RunConfig, batches: BatchPlan) -> str:
+    """Describe the process reward model."""
+    process = config.reward.process
+    assert process is not None
+    when = {"before": "before it rewards the step", "after": "while it rewards the step", "never": "never"}[
+        process.update
+    ]
+    start = process.path or "the policy's starting weights"
+    size = process_sequences_per_update(config, batches)
+    lines = [
+        f"{start}; log-ratio to {process.reference_path or start}, x {process.log_ratio_scale:g}"
+        + (", normalised over the step" if process.normalize else ""),
+        f"updated {when}" + ("" if process.update == "never" else f", {size} sequences per update"),
+        "its memory is not in the estimate below",
+    ]
+    if process.update != "never":
+        lines.insert(2, optimizer_text(process.optimizer, process.schedule))
+    return f"\n{'':<11}".join(lines)
 
 
 def _critic(config: RunConfig, plan: CriticBatchPlan) -> str:

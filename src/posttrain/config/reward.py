@@ -10,6 +10,7 @@ from posttrain.config.algorithm import KlEstimator
 from posttrain.config.base import Section
 from posttrain.config.judge import JUDGE, JudgeConfig
 from posttrain.config.policy import ONE_DEVICE
+from posttrain.config.process_reward import ProcessRewardConfig
 
 Normalization = Literal["none", "group", "batch", "running"]
 
@@ -108,6 +109,8 @@ class RewardConfig(Section):
     """A language model of the run that grades responses, whose verdict is added to the terms; null has none."""
     more_judges: dict[str, JudgeConfig] = {}
     """Further judges, each with a model and data sources of its own, by the names under which their verdicts are kept."""
+    process: ProcessRewardConfig | None = None
+    """A model that is trained during the run to reward tokens, for the advantage prime; null has none."""
     check_references: bool = True
     """Before the first step, score the reference answers of a few prompts beside wrong ones and warn when the reward prefers the
     wrong ones or finds no right one. Not done with rewards that ask a server, or with a reward model."""

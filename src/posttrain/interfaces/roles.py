@@ -43,6 +43,14 @@ class WorkersProfiler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRewardModel:
+    """A model that is trained to reward tokens, and the frozen one that it is compared with."""
+
+    engine: TrainEngine
+    reference: ScoringEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
     """The models and services that a loop uses, in this process or on other machines."""
 
@@ -53,6 +61,7 @@ class Roles:
     # By name; without those that are computed inside the policy's forward pass
     teachers: Mapping[str, TeacherEngine] = field(default_factory=dict)
     critic: ValueEngine | None = None  # None: the advantage estimator needs no values
+    process_reward: ProcessRewardModel | None = None  # None: tokens have no rewards of their own
     reward_model: RewardModel | None = None  # None: reward terms give all rewards
     judges: Mapping[str, RewardModel] = field(
         default_factory=dict

@@ -87,6 +87,13 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     return plan, []
 
 
+def process_sequences_per_update(config: RunConfig, batches: BatchPlan) -> int:
+    """Sequences of an update of the process reward model, at most those of a step; the last update of a step may have fewer."""
+    process = config.reward.process
+    asked = process.sequences_per_mini_batch if process else None
+    return min(asked or batches.sequences_per_update, batches.sequences_per_step)
+
+
 def too_many_steps(epochs: int, steps_per_epoch: int) -> Problem:
     """Return the problem of a run whose epochs make more than MOST_STEPS steps."""
     field, fit = "run.total_epochs", MOST_STEPS // steps_per_epoch

@@ -60,6 +60,10 @@ def check_run_files(config: RunConfig) -> list[Problem]:
     if config.reward.model is not None:
         problems += check_model(config.reward.model.path, "reward.model.path", tokenizer=True)
         problems += head_problems(config.reward.model)
+    if config.reward.process is not None:
+        for name in ("path", "reference_path"):
+            if (path := getattr(config.reward.process, name)) is not None:
+                problems += check_model(path, f"reward.process.{name}", tokenizer=True)
     for name, judge in config.reward.judges.items():
         problems += check_model(judge.path, f"{judge_field(name)}.path", tokenizer=True)
     return problems + check_run_folders(config)
@@ -81,6 +85,8 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
     models = [config.model.path, config.model.tokenizer_path]
     if isinstance(config, RunConfig):
         models += [config.reference.path, config.critic.path]
+        process = config.reward.process
+        models += [process.path, process.reference_path] if process else []
         models += [each.path for each in (config.reward.model, *config.reward.judges.values()) if each is not None]
     models += [teacher.path for teacher in config.distillation.teachers.values()]
     read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir() and holds_model(Path(path))}

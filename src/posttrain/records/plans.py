@@ -213,6 +213,17 @@ class CriticUpdatePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRewardPlan:
+    """The updates of the process reward model in a step, and the rewards of tokens that it gives."""
+
+    loss: LossPlan
+    update: str  # before, after, never
+    sequences_per_update: int
+    log_ratio_scale: float
+    normalize: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OneUpdate:
     """The update of a step that makes one, on all of its sequences."""
 
@@ -241,6 +252,7 @@ class StepPlan:
     resampling: ResamplingPlan = ResamplingPlan()
     update: UpdatePlan
     critic_update: CriticUpdatePlan | None = None  # None: there is no critic
+    process_reward: ProcessRewardPlan | None = None  # None: there is no process reward model
     distillation: DistillationPlan | None = None  # None: there is no teacher
     # Data sources of each teacher; empty: all rows
     teacher_sources: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from posttrain.errors import Problem, RequestError, RunStopped
 from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch
 
 SEQUENCES = ("tokens", "prompt_lengths", "response_mask", "rollout_logprobs", "group_index")
-EXTRAS = ("state_index", "greedy_rewards", "sum_pi_squared")
+EXTRAS = ("state_index", "greedy_rewards", "sum_pi_squared", "process_rewards")
 
 
 def batch_path(run_folder: Path, step: int) -> Path:

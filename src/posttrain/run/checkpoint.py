@@ -239,6 +239,9 @@ class Checkpoints:
             what = f"{folder} was saved by a run without a critic, and this run needs one"
             fix = "name another run.folder, or go on with the advantage estimator of that run"
             raise RequestError(Problem(what, fix=fix, field="advantage.name"))
+        if progress.process_reward and not (folder / "process_reward").is_dir():
+            what = f"{folder} was saved by a run without a process reward model, and this run has one"
+            raise RequestError(Problem(what, fix="name another run.folder", field="reward.process"))
         state = read_state(folder)
         wanted, schedule = self.contents.load_optimizer, self.contents.load_schedule
         averages = wanted and bool(state.get("optimizer", True))

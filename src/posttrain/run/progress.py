@@ -45,6 +45,7 @@ class Progress:
     policy: TrainEngine
     loader: Position
     critic: ValueEngine | None = None
+    process_reward: TrainEngine | None = None
     rewards: Position | None = None
     ahead: AheadOfTraining | None = None  # what an asynchronous loop has sampled for later steps
     idle_steps: int = 0  # in a row until now, without an update
@@ -52,7 +53,8 @@ class Progress:
     @property
     def engines(self) -> dict[str, OptimizedEngine]:
         """The engines by role, as the folders of a checkpoint are named."""
-        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+        beside = {"critic": self.critic, "process_reward": self.process_reward}
+        return {"policy": self.policy} | {role: engine for role, engine in beside.items() if engine is not None}
 
     def positions(self) -> Positions:
         """The positions in data and statistics, for ``go_back``."""

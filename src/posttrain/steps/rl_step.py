@@ -23,6 +23,7 @@ from posttrain.steps.correction import correct_rollout
 from posttrain.steps.domains import DomainSelection
 from posttrain.steps.extras import add_greedy_rewards, add_sum_pi_squared
 from posttrain.steps.play import play
+from posttrain.steps.process_rewards import add_process_rewards
 from posttrain.steps.resample import resample, stats_of_all
 from posttrain.steps.score import score
 from posttrain.steps.select import Selection
@@ -169,6 +170,10 @@ def learn(
 ) -> Learned:
     """Update the models on a batch, and hand the sampler the weights. ``before_sync`` is called in between: a sampler that is
     at work has to come to an end first."""
+    process: dict[str, float] = {}
+    if roles.process_reward and plan.process_reward:
+        found = add_process_rewards(scored, roles.process_reward, plan.process_reward, clock)
+        scored, process = found.scored, found.metrics
     shaped = shape(roles, scored, rewards, plan, clock)
     values = None
     if roles.critic:
@@ -179,6 +184,7 @@ def learn(
     drawn = resample(train, scored.valid, plan.resampling, plan.sampling.seed)  # for PF-PPO alone
     # K epochs of clipped mini-batch updates
     stats = stats_of_all(update_models(roles.policy, roles.critic, drawn, plan, clock), train, drawn)
+    stats = replace(stats, metrics={**stats.metrics, **process})
     before_sync()
     with clock.phase("weight_sync"):
         roles.weight_sync.publish(roles.policy, roles.rollout)  # sampler <- policy

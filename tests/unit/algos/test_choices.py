@@ -109,7 +109,8 @@ def test_an_estimator_of_turns_needs_turns(name: str) -> None:
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
     world = {"environment": WORLD | {"sample_per_turn": True}} if name in OF_STEPS else {}
-    assert check(config(advantage={"name": name}, **world)) == []
+    process = {"reward": {"process": {}}} if "process_rewards" in ADVANTAGES.inputs(name) else {}
+    assert check(config(advantage={"name": name}, **world, **process)) == []
     supplied = {  # by the loop, when the estimator names them
         "values": torch.zeros(4, 3),
         "old_logprobs": torch.full((4, 3), -1.0),
@@ -118,6 +119,7 @@ def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
         "reward_terms": {"first": torch.tensor([1.0, 0.0, 2.0, math.nan])},
         "step_rewards": torch.tensor([1.0, 0.0, 2.0, 0.0]),
         "state_index": torch.tensor([0, 0, 1, 1]),
+        "process_rewards": torch.zeros(4, 3),
     }
     wanted: dict[str, Any] = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
     values, old = wanted.pop("values", None), wanted.pop("old_logprobs", None)
@@ -346,7 +348,8 @@ def test_every_loss_goes_from_a_configuration_to_a_gradient(name: str) -> None:
     (gradient,) = torch.autograd.grad(loss, policy)
     # group 0: the better response is made likelier, the worse one less likely; group 1 has nothing to compare with
     assert gradient[0].max() < 0
-    assert (gradient[1][[0, 2]].min() > 0) == ("advantages" in POLICY_LOSSES.inputs(name))  # else all are imitated
+    compares = not {"advantages", "scores"}.isdisjoint(POLICY_LOSSES.inputs(name))  # else all are imitated
+    assert (gradient[1][[0, 2]].min() > 0) == compares
     assert (gradient[~train.loss_mask] == 0).all()
     assert {"policy/ratio_mean", "policy/kl_old", "policy/entropy"} <= set(sums)
 

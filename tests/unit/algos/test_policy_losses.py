@@ -123,6 +123,14 @@ def test_sppo_regresses_the_log_ratio_of_the_response_on_its_advantage() -> None
     assert report["sequence_log_ratio_target"][0].tolist() == [1.5, 1.5]
 
 
+def test_outcome_cross_entropy_reads_the_log_ratio_as_a_logit() -> None:
+    # ratios 2 and 4: ln 8 = 2.079442, x 0.5 = ln 2.828427: sigmoid 0.738796. Score 1: -ln 0.738796 = 0.302733, gradient of the
+    # sum over both tokens 2 x 0.5 x (0.738796 - 1); score 0: -ln 0.261204 = 1.342454 and 0.738796; score 0.25: 1.082523
+    for score, value, gradient in ((1.0, 0.302733, -0.261204), (0.0, 1.342454, 0.738796), (0.25, 1.082523, 0.488796)):
+        loss, found, _ = loss_and_gradient("outcome_cross_entropy", [2, 4], [9, 9], score=score, log_ratio_scale=0.5)
+        assert loss == pytest.approx([value] * 2, abs=1e-6) and found == pytest.approx([gradient] * 2, abs=1e-6)
+
+
 def test_gpg_is_minus_advantage_times_log_prob() -> None:
     # log pi = -1 + ln 2 = -0.306853; -3 x that = 0.920558
     loss, gradient, _ = loss_and_gradient("gpg", [2], [3])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posttrain.algos.advantages.gae import gae
 from posttrain.algos.advantages.optimal_token_baseline import optimal_token_baseline
+from posttrain.algos.advantages.prime import prime
 from posttrain.algos.advantages.reinforce_plus_plus import reinforce_plus_plus
 from posttrain.algos.advantages.remax import remax
 from posttrain.algos.advantages.tir_optimal_token_baseline import tir_optimal_token_baseline
@@ -148,3 +149,25 @@ def test_whitening_equal_entries_gives_exactly_zero() -> None:
     for dtype in (torch.float32, torch.float64):
         values = torch.full((6,), 0.7, dtype=dtype)
         assert (whiten(values, torch.ones(6).bool()) == 0).all()
+
+
+def test_prime_adds_process_rewards_and_outcomes_each_against_the_other_responses() -> None:
+    # two responses, weights 1 and 2; process rewards have the means 0.5 and 2: r x 2 - (0.5 + 2) is -0.5, -2.5 and 5.5, -2.5;
+    # outcomes 1 and 0: 1 x 2 - 1 = 1 and -1, x 2 on the last token: -2.5 + 2 = -0.5 and -2.5 - 2 = -4.5
+    # sums to the end: -1, -0.5 and 1, -4.5: mean -1.25, squares 0.0625 + 0.5625 + 5.0625 + 10.5625 = 16.25, / 3 = 5.416667
+    rewards, valid = torch.tensor([1.0, 0.0, math.nan]), torch.tensor([True, True, False])
+    process = torch.tensor([[1.0, 0.0], [4.0, 0.0], [7.0, 7.0]])
+    groups, mask = torch.tensor([3, 3, 3]), torch.ones(3, 2).bool()
+    found = prime(process, rewards, valid, groups, mask, process_weight=1.0, outcome_weight=2.0)
+    std = math.sqrt(5.416667)
+    expected = [[0.25 / std, 0.75 / std], [2.25 / std, -3.25 / std], [0.0, 0.0]]
+    assert found.flatten().tolist() == pytest.approx([value for row in expected for value in row], abs=1e-6)
+    alone = prime(process[:1], rewards[:1], valid[:1], groups[:1], mask[:1])
+    assert not alone.any()
+
+
+def test_prime_without_process_rewards_is_rloo_whitened() -> None:
+    # RLOO of 1, 0, 0: 1, -0.5, -0.5; one token each: mean 0, variance (1 + 0.25 + 0.25) / 2 = 0.75
+    rewards, ok = torch.tensor([1.0, 0.0, 0.0]), torch.ones(3).bool()
+    found = prime(torch.ones(3, 1), rewards, ok, torch.zeros(3, dtype=torch.int64), ok[:, None], process_weight=0.0)
+    assert found.flatten().tolist() == pytest.approx([1.154701, -0.577350, -0.577350], abs=1e-5)

@@ -17,6 +17,7 @@ from posttrain.backends.torch_training.start import (
     start_reward_model,
     start_sft_policy,
 )
+from posttrain.backends.torch_training.start_process_reward import start_process_reward
 from posttrain.backends.torch_training.start_teachers import asked_before, served_teachers, start_teachers
 from posttrain.backends.torch_training.start_tune import start_tuned
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
@@ -70,6 +71,7 @@ class InProcess:
             notes=tuple(role.note for role in (policy, critic, reference, rollout) if role is not None and role.note),
             teachers=asked_before(config, teachers, served_teachers(config, tokenizer)),
             critic=critic,
+            process_reward=start_process_reward(config, batches, tokenizer, device, notices),
             reward_model=start_reward_model(config, tokenizer, device),
             judges=start_judges(config, device),
             device=str(device),

@@ -21,6 +21,7 @@ from posttrain.config.config_apart import overrides_of
 from posttrain.config.critic import CriticConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.process_reward import ProcessRewardConfig
 from posttrain.config.roles import compares_vocabularies, uses_reference
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.reward import RewardModel
@@ -64,7 +65,7 @@ def load_policy(
         freeze_vision(model)
     if config.model.freeze:
         freeze(model, config.model.freeze)
-    _choose_kernels(model, config.model)
+    choose_kernels(model, config.model)
     if config.policy.lora:
         add_adapter(model, config.policy.lora, seed=config.run.seed, head=head_name(model) if scored else None)
     model.to(device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
@@ -105,7 +106,8 @@ def _load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device
     )
 
 
-def _choose_kernels(model: PreTrainedModel, config: ModelConfig) -> None:
+def choose_kernels(model: PreTrainedModel, config: ModelConfig) -> None:
+    """Replace the layers of a trained model by fused ones, as configured."""
     if config.liger:
         use_liger(model)
     else:
@@ -261,7 +263,9 @@ def start_reference(
     return reference
 
 
-def rates(learner: LearnerConfig | CriticConfig, total_updates: int, updates_per_step: int) -> dict[str, Any]:
+def rates(
+    learner: LearnerConfig | CriticConfig | ProcessRewardConfig, total_updates: int, updates_per_step: int
+) -> dict[str, Any]:
     """Return the arguments of an engine that are about its rates."""
     found = Rates(learner.optimizer, learner.schedule, total_updates, updates_per_step)
     return {
@@ -334,7 +338,7 @@ def start_critic(
     if critic.freeze:
         freeze(model, critic.freeze, "critic.freeze")
         value_head(model).requires_grad_(True)
-    _choose_kernels(model, config.model)
+    choose_kernels(model, config.model)
     if critic.lora:
         add_adapter(model, critic.lora, seed=config.run.seed, head=head_name(model), field="critic.lora")
     engine: ValueEngine = VALUE_ENGINES.get(critic.engine)(

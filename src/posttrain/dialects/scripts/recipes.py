@@ -34,6 +34,31 @@ _SPPO = (
     "actor_rollout_ref.rollout.val_kwargs.n=2",
     "trainer.log_val_generations=0",
 )
+_PRIME = (
+    "algorithm.adv_estimator=rloo",
+    "algorithm.reward_gt_coef=5",
+    "algorithm.reward_dpo_coef=5",
+    "algorithm.kl_ctrl.kl_coef=0.0",
+    "data.filter_accuracy=True",
+    "data.accuracy_lower_bound=0.2",
+    "data.accuracy_upper_bound=0.8",
+    "data.oversample_factor=4.0",
+    "data.filter_truncate=True",
+    "data.truncation=right",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
+    "reward_model.enable=True",
+    "reward_model.prime_granularity=token",
+    "reward_model.prime_norm=batch_norm",
+    "reward_model.mini_batch_size=${actor_rollout_ref.actor.ppo_mini_batch_size}",
+    "reward_model.reward_manager=prime",
+    "reward_model.model.update=before",
+    "reward_model.model.beta_train=0.05",
+    "reward_model.model.optim.lr=1e-6",
+    "trainer.val_before_train=False",
+    "trainer.balance_batch=False",
+)
 _IN_A_QUEUE = Recipe()
 
 # By the end of the module's dotted name.
@@ -46,9 +71,7 @@ RECIPES: dict[str, Recipe] = {
     "partial_rollout.main_ppo": _IN_A_QUEUE,
     "specRL.main_ppo": Recipe("specRL_trainer"),
     "histoSpec.main_ppo": Recipe("specRL_trainer"),
-    "prime.main_prime": Recipe(
-        "prime_trainer", refused="it trains a reward model beside the policy (PRIME's implicit process rewards)"
-    ),
+    "prime.main_prime": Recipe("prime_trainer", _PRIME),
     "spin.main_spin": Recipe(
         "spin_trainer", refused="it trains on pairs of its own responses (online DPO); posttrain dpo trains on pairs of a file"
     ),

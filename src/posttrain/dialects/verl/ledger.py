@@ -23,6 +23,7 @@ TABLES = Tables(
         "critic",
         "reward",
         "reward_model",
+        "prime",
         "algorithm",
         "trainer",
         "loops",

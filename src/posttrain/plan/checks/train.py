@@ -16,6 +16,7 @@ from posttrain.config.checks.batches import batch_problems, batch_warnings
 from posttrain.config.checks.domains import domain_problems, domain_warnings
 from posttrain.config.checks.environment import environment_problems, environment_warnings
 from posttrain.config.checks.own_classes import own_class_problems, own_class_warnings
+from posttrain.config.checks.process_reward import process_reward_problems
 from posttrain.config.checks.profiling import profiling_warnings
 from posttrain.config.checks.rewards import reward_problems, reward_warnings
 from posttrain.config.checks.rollout import missing_sampler, training_sampler_warnings
@@ -79,6 +80,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from quantized_problems(config)
     yield from _algorithm_rules(config)
     yield from algorithm_problems(config)
+    yield from process_reward_problems(config)
     yield from batch_problems(config)
     yield from domain_problems(config)
     yield from own_class_problems(config)

@@ -89,6 +89,27 @@ def test_the_recipe_sppo_without_its_file_has_its_loss_and_its_advantage() -> No
     assert config.policy.schedule.warmup_updates == 2 * 15
 
 
+def test_the_recipe_prime_without_its_file_trains_its_process_reward_model() -> None:
+    words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    words += ["reward_model.model.path=judge", "reward_model.micro_batch_size_per_gpu=2", "data.oversample_factor=2"]
+    words += ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", "algorithm.use_kl_in_reward=True"]
+    words += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2", "reward_model.model.optim.lr=2e-6"]
+    loaded = load_request(
+        arguments_of(trainer("recipe.prime.main_prime"), words, []), "verl", here=True, skip_files=True
+    )
+    config = loaded.config
+    process = config.reward.process
+    assert (process.path, process.reference_path, process.update) == ("judge", None, "before")
+    assert (process.sequences_per_mini_batch, process.sequences_per_micro_batch) == (8, 2)  # sequences, not prompts
+    assert (process.optimizer.lr, process.optimizer.max_grad_norm) == (2e-6, 10.0)
+    assert (config.rollout.samples_per_prompt, config.policy.sequences_per_mini_batch) == (4, 32)
+    chosen = config.group_filter
+    assert (chosen.strategy, chosen.oversample) == ("prefer", 2)
+    assert chosen.above_mean < 0.2 < 0.8 < chosen.below_mean and chosen.above_mean > 0.199
+    assert config.reward.kl.coef == 0 and config.reward.model is None  # the recipe takes no KL from rewards
+    assert [term.name for term in config.reward.terms] == ["by_data_source"]
+
+
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.refused])
 def test_a_recipe_with_an_algorithm_of_its_own_is_refused_once(name: str) -> None:
     recipe = Trainer("verl.trainer.main_ppo", "verl", f"recipe.{name}")

@@ -9,6 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.early_correction import early_rejections, first_correction
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
+from posttrain.dialects.verl.rules.prime import is_prime, prime_estimator, prime_filter, without_prime
 from posttrain.dialects.verl.rules.sppo import ETA, is_sppo, mean_of_responses, sppo_loss
 from posttrain.dialects.verl.strategies import MEGATRON
 from posttrain.errors import did_you_mean
@@ -44,6 +45,8 @@ def estimator(keys: Reader) -> dict[str, Any]:
     if name == "grpo_passk" and samples == 1:
         what = "grpo_passk compares the best two responses of a prompt, and there is 1"
         keys.problem(what, key=f"{ROLLOUT}.n", fix=f"use {ROLLOUT}.n=8, or another number above 1")
+    if is_prime(keys):
+        return prime_estimator(keys)
     if is_sppo(keys):
         return {"advantage.name": "sppo", "advantage.soft_mean_scale": keys[ETA]}
     keys.ignore(f"{ACTOR}.sppo_eta", f"the recipe sppo reads it, which {ETA} asks for")
@@ -197,6 +200,10 @@ def kl_in_reward(keys: Reader) -> dict[str, Any]:
     """Empty without. verl 0.2 has it wherever there is none in the loss."""
     of_its_own = keys.ledger.find("algorithm.use_kl_in_reward")
     used = keys["algorithm.use_kl_in_reward"] if of_its_own else not keys[f"{ACTOR}.use_kl_loss"]
+    if used and is_prime(keys):
+        for key in ("algorithm.use_kl_in_reward", "algorithm.kl_penalty", "algorithm.kl_ctrl"):
+            keys.ignore(key, "the recipe prime computes no reward with a KL")
+        return {}
     if not used:
         off = "algorithm.use_kl_in_reward is false" if of_its_own else "use_kl_loss is true, which switches it off"
         for key in ("algorithm.kl_penalty", "algorithm.kl_ctrl"):
@@ -220,6 +227,11 @@ def kl_in_reward(keys: Reader) -> dict[str, Any]:
 def group_filter(keys: Reader, scorer: str) -> dict[str, Any]:
     """Dynamic sampling. ``scorer`` is the reward term whose further numbers the metric may name; "" where there is none."""
     section = "algorithm.filter_groups"
+    if is_prime(keys):
+        for name in ("enable", "metric", "max_num_gen_batches"):
+            keys.ignore(f"{section}.{name}", "the recipe prime filters by data.filter_accuracy")
+        return prime_filter(keys)
+    without_prime(keys)
     if not get(keys, f"{section}.enable"):
         for name in ("metric", "max_num_gen_batches"):
             keys.ignore(f"{section}.{name}", "filter_groups.enable is not true")

@@ -11,6 +11,7 @@ from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ROLLOUT
+from posttrain.dialects.verl.rules.prime import is_prime, process_reward
 from posttrain.dialects.verl.strategies import SHARDED
 from posttrain.errors import nearest
 
@@ -31,6 +32,10 @@ CHECKOUT_MANAGERS = ("verl/workers/reward_manager", "verl/experimental/reward_lo
 def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
     """The fields, and the name of the reward term; "" where a reward model scores alone."""
     served = get(keys, f"{_SERVED}.enable", False)
+    if is_prime(keys):
+        term = _term(keys)
+        process = process_reward(keys, layout.devices)
+        return {"reward.terms": [term]} | process | _overlong(keys) | _workers(keys), term["name"]
     if keys[f"{_MODEL}.enable"] or served:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
         _sampled_judge(keys)

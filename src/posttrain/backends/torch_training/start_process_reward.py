@@ -1,0 +1,89 @@
+"""Construction of the model that a run trains to reward tokens, with its frozen reference."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from posttrain.backends.torch_training.scoring import LogprobScorer
+from posttrain.backends.torch_training.start import choose_kernels, how, rates, shares_prompts, stored_weights
+from posttrain.config import RunConfig
+from posttrain.config.config_apart import overrides_of
+from posttrain.config.policy import ONE_DEVICE
+from posttrain.interfaces.roles import ProcessRewardModel
+from posttrain.interfaces.train_engine import TrainEngine
+from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
+from posttrain.models.start_layers import fuse_on_cpu
+from posttrain.models.vocabularies import check_same_tokens
+from posttrain.plan.batch import process_sequences_per_update
+from posttrain.records.batch_plans import BatchPlan
+from posttrain.records.notices import Notices
+from posttrain.registry import TRAIN_ENGINES
+
+
+def start_process_reward(
+    config: RunConfig,
+    batches: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    notices: Notices,
+) -> ProcessRewardModel | None:
+    """Build the process reward model and its frozen reference, when the reward has one.
+
+    Raises: ModelError for weights with another vocabulary than the policy's.
+    """
+    process = config.reward.process
+    if process is None:
+        return None
+    assert batches.total_steps is not None, "the number of steps is planned from the data"
+    path = process.path or config.model.path
+    start = partial(_load_beside, config, path, "reward.process.path", tokenizer)
+    frozen = partial(
+        _load_beside, config, process.reference_path or path, "reward.process.reference_path", tokenizer, device=device
+    )
+    model = start(dtype=DTYPES[config.model.compute_dtype], device=device)
+    choose_kernels(model, config.model)
+    reference = frozen(dtype=DTYPES[config.model.compute_dtype]).requires_grad_(False)
+    fuse_on_cpu(reference, config.model)  # as the model, so that equal weights give equal log-probs
+    updates = -(-batches.sequences_per_step // process_sequences_per_update(config, batches))
+    engine = TRAIN_ENGINES.get(ONE_DEVICE)
+    size = process.sequences_per_micro_batch
+    trained: TrainEngine = engine(
+        model,
+        tokenizer,
+        optimizer=process.optimizer,
+        **rates(process, batches.total_steps * updates, updates),
+        sequences_per_micro_batch=size,
+        sequences_per_scoring_batch=size,
+        gradient_checkpointing=process.gradient_checkpointing,
+        **how(config, notices, None, stored_weights(config.model, path, start)),
+    )
+    scorer: LogprobScorer = engine.scorer(reference, size, shares_prompts(config), None, padded=config.model.padded)
+    return ProcessRewardModel(engine=trained, reference=scorer)
+
+
+def _load_beside(
+    config: RunConfig,
+    path: str,
+    field: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> PreTrainedModel:
+    """Load a causal language model that reads the policy's token ids."""
+    own = path != config.model.path
+    if own:
+        apart = {"path": path, "tokenizer_path": None, "config_overrides": {}, "config_path": None}
+        found = load_tokenizer(config.model.model_copy(update=apart | {"chat_template_file": None}), field=field)
+        check_same_tokens(tokenizer, found, field)
+    return load_causal_lm(
+        path,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=config.model.trust_remote_code,
+        config_overrides=None if own else overrides_of(config.model),
+        field=field if own else "model.path",
+    )

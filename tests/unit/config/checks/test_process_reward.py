@@ -1,0 +1,39 @@
+"""Rules between the process reward model and the other keys of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from posttrain.config import RunConfig
+from posttrain.plan.checks.train import check
+
+PRIME: dict[str, Any] = {"advantage": {"name": "prime"}, "reward": {"process": {}}}
+
+
+def fields(**sections: Any) -> list[str]:
+    base = {"model": {"path": "m"}, "data": {"train_files": ["t.jsonl"]}}
+    return [problem.field for problem in check(RunConfig.model_validate(base | sections))]
+
+
+def test_prime_and_its_model_go_together() -> None:
+    assert fields(**PRIME) == []
+    assert fields(advantage={"name": "prime"}) == ["advantage.name"]
+    assert fields(reward={"process": {}}) == ["advantage.name"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "field"),
+    [
+        ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt"),
+        ({"placement": {"devices": 2}, "policy": {"engine": "fsdp"}}, "reward.process"),
+        ({"placement": {"runtime": "ray"}}, "reward.process"),
+        ({"policy": {"engine": "fsdp"}}, "policy.engine"),
+        ({"environment": {"name": "guess_number"}}, "reward.process"),
+        ({"asynchronous": {"mode": "one_step"}}, "asynchronous.mode"),
+        ({"resampling": {"weights": "power"}}, "resampling.weights"),
+    ],
+)
+def test_a_run_in_which_it_cannot_learn_is_refused(sections: dict[str, Any], field: str) -> None:
+    assert field in fields(**PRIME, **sections)
