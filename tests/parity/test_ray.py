@@ -58,6 +58,12 @@ def in_process(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Pa
     return train_run(config(folder, tiny_llama, "run", {}))
 
 
+def token_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of samples/step_1.tokens.jsonl, without the texts of tokens before them."""
+    lines = (folder / "samples" / "step_1.tokens.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines[1:]]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_numbers_of_a_run_in_one_process(
     way: str, address: str, in_process: Path, tmp_path: Path, tiny_llama: Path
@@ -66,6 +72,10 @@ def test_the_numbers_of_a_run_in_one_process(
     changes = changes | {"placement": changes.get("placement", {}) | _ray(address)}
     folder = train_run(config(tmp_path, tiny_llama, "run", changes))
     assert_same(folder, in_process)
+    for here, there in zip(token_rows(folder), token_rows(in_process), strict=True):
+        assert here.keys() == there.keys() and here["token_ids"] == there["token_ids"]
+        for name in ("rollout_logprobs", "advantages", "ref_gap"):  # in the file with 4 digits
+            np.testing.assert_allclose(here[name], there[name], rtol=1e-3, atol=2e-4, err_msg=name)
     workers = json.loads((folder / "workers" / "workers.json").read_text())
     assert len({worker["node"] for worker in workers.values()}) == changes["placement"].get("nodes", 1)
 

@@ -14,7 +14,7 @@ from posttrain.interfaces.beside import BesideTraining
 from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.reward import RewardModel
 from posttrain.interfaces.rollout_engine import RolloutEngine
-from posttrain.interfaces.row_work import RowWork, in_this_process
+from posttrain.interfaces.row_work import RowReader, RowWork, as_they_are, in_this_process
 from posttrain.interfaces.train_engine import ScoreEngine, ScoringEngine, TeacherEngine, TrainEngine, ValueEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.interfaces.worlds import Worlds
@@ -69,6 +69,7 @@ class Roles:
     crew: Crew | None = None  # samplers that work while the trainer does; None: they take turns with it
     beside: BesideTraining | None = None  # samplers in workers that sample in another thread while a step trains
     over_rows: RowWork = in_this_process  # where the tokens of a batch are
+    read_rows: RowReader = as_they_are
     worlds: Worlds | None = None  # None: single-turn responses without an environment
     validation_worlds: Worlds | None = None  # None: validation plays in worlds
     device: str  # the policy's device, for display

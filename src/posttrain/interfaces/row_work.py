@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -23,3 +23,16 @@ class RowWork(Protocol):
 def in_this_process(of: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """See RowWork."""
     return of(*tensors)
+
+
+class RowReader(Protocol):
+    """Read rows of tensors: those that lie elsewhere, where they are, so that their values alone come to this process."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors, [B, T] each, in the memory of this process."""
+        ...
+
+
+def as_they_are(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """See RowReader: each is read by its first use."""
+    return list(tensors)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.interfaces.roles import Roles
+from posttrain.interfaces.row_work import RowReader
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.rl_plan import RunPlan
 from posttrain.loops.rl_run import RlRun
@@ -122,7 +123,7 @@ def finish_step(
     """
     roles, plan, number = parts.roles, parts.plan, began.number
     curriculum = parts.loader.learned(done.selection.groups)
-    write_records(parts.run.folder, number, done, plan, parts.token_texts)
+    write_records(parts.run.folder, number, done, plan, parts.token_texts, roles.read_rows)
     metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs)
     metrics |= {**parts.rewards.metrics, **curriculum}
     metrics["progress/epoch"] = epochs
@@ -162,7 +163,9 @@ def step_metrics(
     }
 
 
-def write_records(folder: Path, step: int, done: StepResult, plan: RunPlan, token_texts: TokenTexts) -> None:
+def write_records(
+    folder: Path, step: int, done: StepResult, plan: RunPlan, token_texts: TokenTexts, read_rows: RowReader
+) -> None:
     """Write samples and tensors of a step, where they are due. A step without an update is always written."""
     learned = done.learned
     if due(step, plan.samples_every) or not learned.stats.updates:
@@ -174,6 +177,7 @@ def write_records(folder: Path, step: int, done: StepResult, plan: RunPlan, toke
             token_rewards=learned.shaped.token_rewards,
             trainer_logprobs=learned.stats.trainer_logprobs,
             token_texts=token_texts,
+            read_rows=read_rows,
         )
     if due(step, plan.batches_every):
         save_step(batch_path(folder, step), done.scored, learned.shaped, learned.train)

@@ -51,5 +51,6 @@ def validate(
         token_rewards=batch.turn_rewards if batch else None,
         trainer_logprobs=logprobs,
         token_texts=token_texts,
+        read_rows=roles.read_rows,
     )
     return validation_metrics(scored)

@@ -49,6 +49,25 @@ class Stretches:
             columns=self.columns[index],
         )
 
+    def gathered(self) -> Self:
+        """The same stretches in one array of this process, which holds nothing else."""
+        found = [each.read() for each in self.arrays]
+        counts = np.minimum(self.lengths, 1) if self.repeated else self.lengths
+        places = zip(self.numbers.tolist(), self.starts.tolist(), counts.tolist(), strict=True)
+        pieces = [found[number][start : start + count] for number, start, count in places]
+        values = np.concatenate(pieces) if pieces else np.zeros(0)
+        numbers, starts = np.zeros_like(self.numbers), np.cumsum(counts, dtype=np.int64) - counts
+        return replace(self, arrays=(HeldArray(values),), numbers=numbers, starts=starts)
+
+    def from_column(self, column: int) -> Self | None:
+        """The stretches with a column as the first, or those that end before it as empty ones; None where it cuts some."""
+        if np.all((self.columns >= column) | (self.lengths == 0)):
+            return replace(self, columns=np.maximum(self.columns - column, 0))
+        if np.all(self.columns + self.lengths <= column):
+            empty = np.zeros_like(self.lengths)
+            return replace(self, arrays=(HeldArray(np.zeros(0)),), numbers=empty, lengths=empty, columns=empty)
+        return None
+
     def write(self, rows: NDArray[Any]) -> None:
         """Write the values into rows, [B, T]."""
         found = [each.read() for each in self.arrays]
@@ -97,6 +116,18 @@ class StoredTensor(Tensor):
         chosen = index if isinstance(index, slice) else np.arange(len(self))[index.numpy()]
         return StoredTensor(tuple(part.rows(chosen) for part in self.parts), self.shape[1], self.dtype)
 
+    def gathered(self) -> StoredTensor:
+        """The same tensor, of arrays of this process that hold its values and no others."""
+        return StoredTensor(tuple(part.gathered() for part in self.parts), self.shape[1], self.dtype)
+
+    def from_column(self, column: int) -> Tensor:
+        """The columns from this one on; unread, where no stretch is cut by it. Args: column from 0 up to T."""
+        parts = [part.from_column(column) for part in self.parts]
+        kept = tuple(part for part in parts if part is not None)
+        if len(kept) < len(parts):
+            return self.read()[:, column:]
+        return StoredTensor(kept, self.shape[1] - column, self.dtype)
+
     def with_arrays(self, change: Callable[[StoredArray], StoredArray]) -> StoredTensor:
         """The same tensor, of arrays that hold the same values elsewhere."""
         parts = tuple(replace(part, arrays=tuple(map(change, part.arrays))) for part in self.parts)
@@ -142,7 +173,12 @@ def _rows_of(tensor: StoredTensor, index: Any) -> Tensor | None:
     if not (stepless or listed) or len(others) > 1:
         return None
     rows = tensor.rows(first)
-    return rows.read()[:, others[0]] if others else rows
+    if not others:
+        return rows
+    begin = others[0].start if isinstance(others[0], slice) and others[0] == slice(others[0].start, None) else None
+    if type(begin) is int and 0 <= begin <= tensor.shape[1]:
+        return rows.from_column(begin)
+    return rows.read()[:, others[0]]
 
 
 def _in_memory(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.interfaces.row_work import RowReader, as_they_are
 from posttrain.libraries.disk_errors import naming
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.images import PromptImages
@@ -30,6 +31,7 @@ def write_samples(
     token_rewards: Tensor | None = None,
     trainer_logprobs: Tensor | None = None,
     token_texts: TokenTexts | None = None,
+    read_rows: RowReader = as_they_are,
 ) -> None:
     """Write the samples of a step (with the advantages of those in the loss) or of a validation, whole or not at all. With a
     batch and ``token_texts``, the values of single tokens go into a file beside (run.token_values). Images go into
@@ -37,7 +39,7 @@ def write_samples(
 
     Args: batch: of all the groups; of a validation a SequenceBatch, which may be of the first groups alone. token_rewards
         [B, T]; None: none are placed on tokens. trainer_logprobs [n, T] nats, of the first n rows of the batch; None: the
-        trainer computed none.
+        trainer computed none. read_rows reads the rows of which tokens are written.
     """
     places = [(group, number) for group in groups for number in range(len(group.outcomes))]
     # The rows of the batch: a trajectory whose history was edited between turns has several, the last one last.
@@ -61,7 +63,10 @@ def write_samples(
     tokens.unlink(missing_ok=True)  # of samples that these replace
     _write(path, lines)
     if batch is not None and token_texts is not None:
-        _write(tokens, token_lines(batch, trainer_logprobs, token_texts, line_of, token_rewards=token_rewards))
+        of_tokens = token_lines(
+            batch, trainer_logprobs, token_texts, line_of, token_rewards=token_rewards, read_rows=read_rows
+        )
+        _write(tokens, of_tokens)
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -34,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from posttrain.interfaces.row_work import RowReader, as_they_are
 from posttrain.records.batches import SequenceBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.trajectories import ScoredGroup
 
@@ -67,34 +68,23 @@ def token_lines(
     *,
     token_rewards: Tensor | None = None,
     max_tokens: int = MAX_TOKENS,
+    read_rows: RowReader = as_they_are,
 ) -> list[str]:
     """The lines of the file, without their ends.
 
     Args: trainer_logprobs [n, T] nats, of the first n rows; None: the trainer computed none. lines [B]: the sample that each
-        row belongs to. token_rewards [B, T]; None: none are placed on tokens.
+        row belongs to. token_rewards [B, T]; None: none are placed on tokens. read_rows reads the rows of the file.
     """
     sequences, train = (batch.sequences, batch) if isinstance(batch, TrainBatch) else (batch, None)
     lengths = sequences.response_lengths.tolist()
     count = len(list(takewhile(lambda total: total <= max_tokens, accumulate(lengths))))
-    ids = sequences.tokens[:count, sequences.prompt_width :].cpu().numpy()
-    columns: dict[str, NDArray[Any]] = {"sampled": _flags(sequences.response_mask[:count])}
-    if train is not None:
-        columns["in_loss"] = _flags(train.loss_mask[:count])
-    columns["rollout_logprobs"] = np.round(_numbers(sequences.rollout_logprobs[:count]), DIGITS)
-    if train is not None:
-        columns["advantages"] = significant(_numbers(train.advantages[:count]))
-    mask = sequences.response_mask[:count].cpu().numpy()
     logprobs = train.logprobs if train is not None else TrainerLogprobs()
-    if trainer_logprobs is not None:
-        trainer = _numbers(trainer_logprobs[:count])
-        known = mask[: len(trainer)]
-        gap = np.where(known, _numbers(sequences.rollout_logprobs[: len(trainer)]) - trainer, 0.0)
-        columns["gap"] = significant(gap)
-        if logprobs.ref is not None:
-            reference = _numbers(logprobs.ref[: len(trainer)])
-            columns["ref_gap"] = significant(np.where(known, trainer - reference, 0.0))
     critic = train.critic if train is not None else None
-    optional = {
+    whole: dict[str, Tensor | None] = {
+        "rollout_logprobs": sequences.rollout_logprobs,
+        "trainer_logprobs": trainer_logprobs,
+        "ref_logprobs": logprobs.ref,
+        "advantages": train.advantages if train is not None else None,
         "importance_weights": logprobs.importance_weights,
         "values": critic.values if critic else None,
         "token_rewards": token_rewards,
@@ -102,11 +92,30 @@ def token_lines(
         "versions": sequences.versions,
         "returns": critic.returns if critic else None,
     }
-    for name, found in optional.items():
-        if found is not None:
-            kept = found[:count]
+    first = {"ids": sequences.tokens[:count, sequences.prompt_width :]}
+    first |= {name: each[:count] for name, each in whole.items() if each is not None}
+    first = dict(zip(first, read_rows(list(first.values())), strict=True))
+    ids = first["ids"].cpu().numpy()
+    columns: dict[str, NDArray[Any]] = {"sampled": _flags(sequences.response_mask[:count])}
+    if train is not None:
+        columns["in_loss"] = _flags(train.loss_mask[:count])
+    rollout = _numbers(first["rollout_logprobs"])
+    columns["rollout_logprobs"] = np.round(rollout, DIGITS)
+    if train is not None:
+        columns["advantages"] = significant(_numbers(first["advantages"]))
+    mask = sequences.response_mask[:count].cpu().numpy()
+    if "trainer_logprobs" in first:
+        trainer = _numbers(first["trainer_logprobs"])
+        known = mask[: len(trainer)]
+        columns["gap"] = significant(np.where(known, rollout[: len(trainer)] - trainer, 0.0))
+        if "ref_logprobs" in first:
+            reference = _numbers(first["ref_logprobs"])[: len(trainer)]
+            columns["ref_gap"] = significant(np.where(known, trainer - reference, 0.0))
+    for name in ("importance_weights", "values", "token_rewards", "rejected", "versions", "returns"):
+        if name in first:
+            found = first[name]
             flags = found.dtype == torch.bool
-            columns[name] = _flags(kept) if flags else significant(np.where(mask, _numbers(kept), 0.0))
+            columns[name] = _flags(found) if flags else significant(np.where(mask, _numbers(found), 0.0))
     rows = [
         {"line": lines[row], "sample_id": sequences.sample_ids[row], "token_ids": ids[row, : lengths[row]].tolist()}
         | {name: _packed(values[row, : lengths[row]]) for name, values in columns.items() if row < len(values)}

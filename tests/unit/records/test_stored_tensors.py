@@ -116,6 +116,30 @@ def test_prompts_and_stored_responses_beside_each_other() -> None:
     assert type(plain) is torch.Tensor and torch.equal(plain, expected)
 
 
+def test_the_response_columns_are_taken_unread_and_a_cut_stretch_is_read() -> None:
+    stored = StoredRow(HeldArray(np.array([7, 8, 9])), 1, 2, digest_of((8, 9)))
+    rows = ([(1, 2), (3, 4, 5)], torch.tensor([1, 0])), ([stored, (6,)], torch.tensor([3, 3]))
+    found = padded(*rows, width=5, dtype=torch.int64)[:, 3:]
+    assert isinstance(found, StoredTensor) and found.tolist() == [[8, 9], [6, 0]]
+    assert all(sum(part.lengths) in (0, 3) for part in found.parts)  # nothing of the prompts
+    cut = padded(*rows, width=5, dtype=torch.int64)[:, 2:]
+    assert type(cut) is torch.Tensor and cut.tolist() == [[2, 8, 9], [5, 6, 0]]
+    assert found[:, 5:].shape == (2, 0)
+
+
+@pytest.mark.parametrize("index", [slice(0, 3), slice(0, 0), torch.tensor([11, 0, 5])])
+def test_gathered_rows_hold_their_own_values_and_no_others(monkeypatch: pytest.MonkeyPatch, index: Any) -> None:
+    monkeypatch.setattr("posttrain.records.stored_tensors.ARRAY_BYTES", 16)  # four values
+    values, stored, _ = example(count=12)
+    found = stored[index].gathered()
+    assert torch.equal(found, values[index])
+    [array] = found.parts[0].arrays
+    assert array.read().tolist() == [each for row in values[index].tolist() for each in row if each]
+    runs = runs_of(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert runs is not None
+    assert runs[1:].gathered().tolist() == [[5.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
 def test_a_stored_row_reads_like_a_tuple() -> None:
     row = StoredRow(HeldArray(np.array([7, 8, 9, 4])), 1, 2, digest_of((8, 9)))
     assert row == (8, 9) and list(row) == [8, 9] and len(row) == 2 and row[0] == 8

@@ -307,6 +307,7 @@ class _Start:
             weight_sync=sync,
             crew=crew,
             over_rows=RowWorkers(trainers),
+            read_rows=RowWorkers(trainers).read,
             beside=rollout if isinstance(rollout, RemoteRollout) and rollout.workers is not trainers else None,
             reference=self._reference(of["reference"], config) if asks_reference else None,
             teachers=self._teachers(of),

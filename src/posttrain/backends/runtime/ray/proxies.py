@@ -74,6 +74,16 @@ class RowWorkers:
         asked = [(of, share.record, *share.arrays) for share in shares]
         return torch.cat([from_plain(each) for each in self._workers.scatter("rows_of", asked, what=of.__name__)])
 
+    def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """See interfaces.row_work.RowReader. The first worker fetches the arrays and passes on these rows alone."""
+        stored = [each for each in tensors if isinstance(each, StoredTensor)]
+        if not stored:
+            return list(tensors)
+        held = self._workers.shelf.place(stored)
+        [found] = self._workers.scatter("rows_in", [(held.record, *held.arrays)], what="rows of the batch")
+        read = iter(found)
+        return [next(read).read() if isinstance(each, StoredTensor) else each for each in tensors]
+
 
 def _score(
     workers: WorkerGroup, role: str, method: str, batch: SequenceBatch, arguments: Sequence[float], what: str

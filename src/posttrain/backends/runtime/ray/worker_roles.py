@@ -33,7 +33,7 @@ from posttrain.records.batches import LossCounts, SequenceBatch
 from posttrain.records.notices import Notices
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.stored_tensors import stored_rows
+from posttrain.records.stored_tensors import StoredTensor, stored_rows
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ROLLOUT_ENGINES
 from posttrain.run.profile import Recording
@@ -112,6 +112,10 @@ class WorkerRoles:
     def rows_of(self, of: Callable[..., Tensor], tensors: Any, *arrays: Any) -> Any:
         """Compute a function of this rank's rows of tensors (see shelf), [b, ...]; the result as a plain value."""
         return to_plain(of(*taken_down(tensors, arrays)))
+
+    def rows_in(self, tensors: Any, *arrays: Any) -> list[StoredTensor]:
+        """Read rows of stored tensors (see shelf). Returns: these rows alone, as values of the message."""
+        return [each.gathered() for each in taken_down(tensors, arrays)]
 
     def divergence(self, asked: Any, plan: DistillationPlan, *arrays: Any) -> Any:
         """Measure the divergence of the policy from its teachers, for a SequenceBatch and the teachers' answers (see shelf)."""
