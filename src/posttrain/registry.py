@@ -65,6 +65,7 @@ EXTRAS = {
 }
 # Module that loads functions written for verl; it needs torch.
 VERL_LOADER = "posttrain.algos.verl.functions"
+_REGISTERED = re.compile(r'\.register\(\s*"([^"]+)"')  # the name of a decorator
 TOOL_EXTRAS = ("browser", "demo", "dev", "docs")  # extras for work on the package itself
 
 
@@ -303,7 +304,7 @@ def _files_of(package: str) -> frozenset[str]:
 
 def _registers(name: str, source: str) -> bool:
     """Return True when a decorator registers ``name``; the formatter may have broken its line behind the bracket."""
-    return re.search(rf'\.register\(\s*"{re.escape(name)}"', source) is not None
+    return name in _REGISTERED.findall(source)
 
 
 @cache

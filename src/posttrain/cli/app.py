@@ -4,6 +4,7 @@ when it runs."""
 from __future__ import annotations
 
 import sys
+from copy import copy
 from typing import Annotated
 
 import typer
@@ -99,4 +100,15 @@ def options(
 
 def main() -> None:
     """Run the command line and exit with 0, or with the exit code of the error."""
-    sys.exit(run_guarded(app))
+    sys.exit(run_guarded(with_only(sys.argv[1] if len(sys.argv) > 1 else "")))
+
+
+def with_only(command: str) -> typer.Typer:
+    """Return the app with this command alone, because typer builds the options of all commands before it runs one; whole for
+    any other word. Shells that complete a line name no command."""
+    chosen = [each for each in app.registered_commands if each.name == command]
+    if not chosen:
+        return app
+    one = copy(app)
+    one.registered_commands, one.registered_groups = chosen, []
+    return one

@@ -80,3 +80,11 @@ def test_ctrl_c_before_a_command_is_chosen_prints_no_traceback(
 def test_ctrl_c_elsewhere_comes_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)
+
+
+def test_typer_builds_the_requested_command_alone() -> None:
+    """And all of them for another word: the help, a group, a slip of the finger."""
+    alone = app.with_only("plan")
+    assert [each.name for each in alone.registered_commands] == ["plan"] and not alone.registered_groups
+    assert all(app.with_only(word) is app.app for word in ("", "--help", "data", "plam"))
+    assert len(app.app.registered_commands) > 10 and app.app.registered_groups

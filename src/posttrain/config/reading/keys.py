@@ -80,10 +80,20 @@ def meaning(key: str, root: type[Section] = RunConfig) -> str:
 
 
 def has_key(key: str, root: type[Section] = RunConfig) -> bool:
-    """Return True for a field, a section, and an option of an engine, whose names are not those of fields."""
+    """Return True for a section, a field, an item of a field that is a list, and any key below a field that is a mapping."""
     found = pattern(key, root)
-    section, named, _ = found.partition(".engine_options.")
-    return found in sections(root) or (f"{section}.engine_options" if named else found) in known_keys(root)
+    if found in sections(root):
+        return True
+    whole = ""
+    for part in found.split("."):
+        whole = child(whole, part)
+        field = known_keys(root).get(whole)
+        if field is not None and not any(
+            section == whole or section.startswith(f"{whole}.") for section in sections(root)
+        ):
+            kinds = {get_origin(each) or each for each in (field.annotation, *get_args(field.annotation))}
+            return whole == found or bool(kinds & {list, tuple, dict})
+    return whole in known_keys(root)
 
 
 def suggest(key: str, root: type[Section] = RunConfig, here: Collection[str] = ()) -> str:
