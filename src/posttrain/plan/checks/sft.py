@@ -14,7 +14,7 @@ from posttrain.config.checks.training import (
     role_warnings,
     schedule_problems,
 )
-from posttrain.config.sft import SftConfig, SftDataConfig
+from posttrain.config.sft import SftConfig, SftDataConfig, TextDataConfig
 from posttrain.config.tracking import TrackingConfig
 from posttrain.errors import Problem
 from posttrain.plan.checks.cluster import cluster_warnings, unsupported_cluster
@@ -93,7 +93,7 @@ def _names(config: SftConfig) -> Iterator[Problem]:
             yield TRACKERS.problem(name, f"tracking.trackers.{index}")
 
 
-def _data_problems(data: SftDataConfig) -> Iterator[Problem]:
+def _data_problems(data: TextDataConfig) -> Iterator[Problem]:
     if not data.train_files:
         yield Problem("there is no training file", fix="write data.train_files: [FILE, ...]", field="data.train_files")
     if data.messages_column is not None:
@@ -101,7 +101,8 @@ def _data_problems(data: SftDataConfig) -> Iterator[Problem]:
             if getattr(data, name) is not None:
                 what = f"data.messages_column and data.{name} name two ways to write a row"
                 yield Problem(what, fix="keep one of them", field=f"data.{name}")
-    yield from _source_problems(data)
+    if isinstance(data, SftDataConfig):  # preferences, which this checks too, have no sources
+        yield from _source_problems(data)
     if data.dataset_class_file is not None and data.dataset_class_name is None:
         what = f"data.dataset_class_file is {data.dataset_class_file}, and no class in it is named"
         yield Problem(what, fix="give data.dataset_class_name", field="data.dataset_class_name")
