@@ -26,6 +26,7 @@ _FILES = ("custom_reward_function.path", "reward.custom_reward_function.path")
 # The key that chooses the function -> our field, and the section that the function gets as its config
 _SECTIONS = {
     "algorithm.adv_estimator": ("advantage.name", "algorithm"),
+    "trainer.algorithm.advantage_estimator": ("advantage.name", "trainer.algorithm"),
     "actor_rollout_ref.actor.policy_loss.loss_mode": ("loss.name", "actor_rollout_ref.actor"),
 }
 _CHECKOUT = "verl/trainer/ppo/core_algos.py"

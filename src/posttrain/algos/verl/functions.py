@@ -16,6 +16,7 @@ from torch import Tensor
 
 from posttrain.algos.verl.core_algos import TOKEN_MEAN, agg_loss, aggregated_by
 from posttrain.errors import ConfigError, Problem, RequestError
+from posttrain.libraries.skyrl_modules import standing_in
 from posttrain.libraries.verl.modules import provide
 from posttrain.user_files import import_path, last_line, parse_file, source_file
 from posttrain.verl_functions import VerlFunction, find
@@ -32,7 +33,8 @@ def load(path: str, name: str) -> Callable[..., Any]:
     described = find(parse_file(path, file), name)
     assert described is not None, f"{path} has no function {name} for verl"
     provide(_checkout_of(file))
-    module = import_path(path)
+    with standing_in():
+        module = import_path(path)
     theirs = getattr(module, described.definition.name, None)
     if not callable(theirs):
         raise ConfigError(Problem(f"{described.definition.name!r} in {path} is not a function", field="name"))

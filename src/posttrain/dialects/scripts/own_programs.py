@@ -20,10 +20,12 @@ from posttrain.dialects.scripts.peer_trainers import (
     Peer,
 )
 from posttrain.dialects.scripts.trainers import Trainer, trainer_of
+from posttrain.verl_functions import find
 
 # Commands that may name a program without starting it
 _SHOWS = ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill")
 _COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind))}
+_ESTIMATOR = re.compile(r"""\+*trainer\.algorithm\.advantage_estimator=["']?(\w+)["']?""")
 _DEPTH = 3  # files of base classes that are followed
 
 
@@ -37,12 +39,12 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:
             file = _program(words, place, roots)
-            return place, replace(trainer, adds=_environments(trainer, file)) if file else trainer
+            return place, _with_registered(trainer, file, words) if file else trainer
     for place, word in enumerate(words):
         file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
-        if trainer is not None:
-            return place, trainer
+        if trainer is not None and file is not None:
+            return place, _with_registered(trainer, file, words)
     return None
 
 
@@ -54,6 +56,19 @@ def _program(words: Sequence[str], place: int, roots: Sequence[Path]) -> Path | 
         return None
     path = Path(*word.split(".")).with_suffix(".py") if is_module else Path(word)
     return next((root / path for root in roots if (root / path).is_file()), None)
+
+
+def _with_registered(trainer: Trainer, file: Path, words: Sequence[str]) -> Trainer:
+    """Add the overrides for what a program of SkyRL's registers: environments, and the estimator that its command chooses."""
+    return replace(trainer, adds=(*trainer.adds, *_environments(trainer, file), *_estimator(trainer, file, words)))
+
+
+def _estimator(trainer: Trainer, file: Path, words: Sequence[str]) -> tuple[str, ...]:
+    """The override for an advantage estimator, ``AdvantageEstimatorRegistry.register("mine", function)`` or its decorator."""
+    source = _parsed(file) if trainer.dialect == "skyrl" else None
+    chosen = [found[1] for word in words if (found := _ESTIMATOR.fullmatch(word))]
+    function = find(source, chosen[-1]) if source is not None and chosen else None
+    return () if function is None or function.is_loss else (f"++posttrain.advantage.path='{file}'",)
 
 
 def _environments(trainer: Trainer, file: Path) -> tuple[str, ...]:
@@ -102,8 +117,7 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...]) -> Trainer | None:
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
     written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
-    trainer = Trainer(peer.module, peer.dialect, written, tuple(replaced.notes), replaced.refused, tuple(replaced.adds))
-    return replace(trainer, adds=(*trainer.adds, *_environments(trainer, file)))
+    return Trainer(peer.module, peer.dialect, written, tuple(replaced.notes), replaced.refused, tuple(replaced.adds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from posttrain.dialects.plugged import settings_of_own
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
@@ -41,6 +42,8 @@ def advantages(keys: Reader) -> dict[str, Any]:
     """The estimator and its settings."""
     key = f"{_ALGORITHM}.advantage_estimator"
     name, ours = keys[key], estimator_name(keys)
+    if own := settings_of_own(keys, key, ours):
+        return {"advantage.name": ours} | own
     if ours not in ADVANTAGES.names():
         known = [*THEIR_ESTIMATORS, *(own for own in ADVANTAGES.names() if own not in THEIR_ESTIMATORS)]
         what = f"there is no advantage estimator {name!r} (known: {', '.join(known)})"

@@ -1,0 +1,92 @@
+"""Advantage estimators that a program of SkyRL registers: found by its command, and run as they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.algos.verl.functions import load
+from posttrain.cli.request import load_request
+from posttrain.dialects.scripts.own_programs import started_by
+from posttrain.registry import ADVANTAGES
+
+PROGRAM = """
+import torch
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.entrypoints.main_base import BasePPOExp, validate_cfg
+from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry, register_advantage_estimator
+
+def minus_the_mean(token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index, **kwargs):
+    rewards = (token_level_rewards * response_mask).sum(dim=-1, keepdim=True)
+    advantages = (rewards - rewards.mean()) * response_mask
+    return advantages, advantages.clone()
+
+AdvantageEstimatorRegistry.register("simple_baseline", minus_the_mean)
+
+@register_advantage_estimator("scaled")
+def scaled(token_level_rewards, response_mask, gamma, **kwargs):
+    return token_level_rewards * gamma, token_level_rewards
+
+@register_advantage_estimator("lost")
+def lost(token_level_rewards, **kwargs):
+    return BasePPOExp(token_level_rewards)
+
+class Mine(BasePPOExp):
+    pass
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "examples" / "mine" / "main_mine.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(PROGRAM)
+    return file
+
+
+def added(name: str, root: Path) -> tuple[str, ...]:
+    words = ["python", "-m", "examples.mine.main_mine", f"trainer.algorithm.advantage_estimator={name}"]
+    started = started_by(words, [root])
+    assert started is not None and started[1].dialect == "skyrl"
+    return started[1].adds
+
+
+def test_the_command_s_estimator_is_that_of_its_program(program: Path, tmp_path: Path) -> None:
+    assert added("grpo", tmp_path) == ()
+    (path,) = added("scaled", tmp_path)
+    keys = ["trainer.algorithm.advantage_estimator=scaled", "trainer.algorithm.gamma=0.5", path]
+    loaded = load_request([*keys, "data.train_data=[a.parquet]"], "skyrl", here=True, skip_files=True)
+    assert not [each for each in loaded.problems if "estimator" in str(each)]
+    advantage = loaded.config.advantage
+    assert (advantage.name, advantage.path) == ("scaled", str(program))
+    assert advantage.settings["gamma"] == 0.5
+    assert any(f"scaled is yours: scaled of {program}, line 15" in each for each in loaded.warnings)
+
+
+def test_it_computes_what_it_says(program: Path) -> None:
+    described = ADVANTAGES.written_for_verl("simple_baseline", str(program))
+    assert described is not None
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    ours = {
+        "token_rewards": torch.tensor([[0.0, 3.0], [1.0, 7.0], [9.0, 9.0]]),
+        "response_mask": mask,
+        "group_index": torch.tensor([0, 0, 0]),
+        "valid": torch.tensor([True, True, False]),
+    }
+    estimator = load(str(program), "simple_baseline")
+    advantages, _ = estimator(*(ours[name] for name in described.our_inputs))
+    # Rewards 3 and 1, mean 2; what is behind the mask and the invalid row are not seen
+    assert advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("skyrl", "skyrl_train")]
+
+
+def test_one_that_needs_skyrl_itself_says_so(program: Path) -> None:
+    rewards, mask = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    described = ADVANTAGES.written_for_verl("lost", str(program))
+    assert described is not None
+    ours = {"token_rewards": rewards, "response_mask": mask, "valid": torch.tensor([True])}
+    with pytest.raises(Exception, match=r"main_base\.BasePPOExp is SkyRL's, which is not called here"):
+        load(str(program), "lost")(*(ours[name] for name in described.our_inputs))
