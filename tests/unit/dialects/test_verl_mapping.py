@@ -89,3 +89,22 @@ def test_the_recipe_sppo_reads_no_other_estimator_loss_and_clip() -> None:
 )
 def test_a_file_of_sppo_without_its_key_or_with_another_mean_is_refused(words: tuple[str, ...], said: str) -> None:
     assert any(said in problem.what for problem in read(*words).problems)
+
+
+def test_the_recipe_prime_s_file_of_0_7_has_a_later_name_for_the_shape_of_the_learning_rate() -> None:
+    words = examples.in_full("verl", "train", ("prime",))
+    optimizer = "reward_model.model.optim"
+    loaded = read(*words, f"{optimizer}.warmup_style=null", f"{optimizer}.lr_scheduler_type=constant")
+    assert not loaded.problems and loaded.config.advantage.name == "prime"
+    named = {one.key for one in loaded.ignored}
+    assert f"{optimizer}.lr_scheduler_type" in named
+
+
+def test_the_recipe_prime_has_one_estimator_and_whole_batches() -> None:
+    words = examples.in_full("verl", "train", ("prime",))
+    for word, said in (
+        ("algorithm.adv_estimator=grpo", "has rloo alone"),
+        ("data.oversample_factor=2.5", "whole batches of prompts"),
+        ("reward_model.enable=False", "has no process rewards"),
+    ):
+        assert any(said in problem.what for problem in read(*words, word).problems), word
