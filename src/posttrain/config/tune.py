@@ -83,7 +83,7 @@ class TuneReferenceConfig(Section):
 class TuneConfig(SftConfig):
     """One run that tunes a model on preferences, or trains a reward model."""
 
-    data: TuneDataConfig
+    data: TuneDataConfig  # type: ignore[assignment]  # the two sections of data have a base in common
     """Completions to learn from."""
     method: TuneMethodConfig = TuneMethodConfig()
     """The loss, with its settings."""

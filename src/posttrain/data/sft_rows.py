@@ -143,7 +143,8 @@ def choose_columns(record: Record, data: SftDataConfig, place: str, *, tokenized
     named = data.query_column is not None or data.system_column in record
     if not (pairs or named or usual_names) and set(ALPACA) <= set(record):
         return SftColumns(alpaca=True)
-    problems, found = [], {}
+    problems: list[Problem] = []
+    found: dict[str, str] = {}
     for kind, usual in (("prompt", PROMPT), ("response", RESPONSE)):
         field = f"{kind}_column"
         named = getattr(data, field)
@@ -160,7 +161,7 @@ def choose_columns(record: Record, data: SftDataConfig, place: str, *, tokenized
             problems.append(missing_column(column, record, place, field))
     if problems:
         raise DataError(problems)
-    return SftColumns(**found)
+    return SftColumns(prompt=found["prompt"], response=found["response"])
 
 
 def row_of(record: Record, number: int, place: str, columns: SftColumns, data: SftDataConfig) -> SftRow | Problem:

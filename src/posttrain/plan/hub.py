@@ -48,9 +48,9 @@ def replace_data(config: C, files: Callable[[HubName, str], Sequence[str]]) -> C
         sources: list[str] = []
         for index, path in enumerate(getattr(section, name)):
             wanted = data_name(path)
-            found = [path] if wanted is None else _of_the_rows(files(wanted, field), wanted.rows)
+            found: Sequence[str] = [path] if wanted is None else _of_the_rows(files(wanted, field), wanted.rows)
             listed += found
-            sources += given[index : index + 1] * len(found)
+            sources += [*given[index : index + 1]] * len(found)
         section = section.model_copy(update={name: listed} | ({beside: sources} if given else {}))
     return config.model_copy(update={"data": section}) if section is not None else config
 

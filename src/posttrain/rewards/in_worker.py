@@ -52,7 +52,7 @@ class Scoring:
         if self._runs_code:
             boxes.prepare()
 
-    def __call__(self, call: Mapping[str, Any]) -> list[Any] | dict[str, Any]:
+    def __call__(self, call: Mapping[str, Any]) -> list[Any] | dict[str, Any] | float:
         if "term" in call:
             prompts = [prompt_of(prompt) for prompt in call["prompts"]]
             said = self._terms.call_batched(call["term"], prompts, call["responses"])

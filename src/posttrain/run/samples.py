@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], im
     truth = _entries({"ground_truth": as_json(prompt.ground_truth)})
 
     def about_prompt(text: str, shown: PromptImages | None) -> str:
-        known = {"prompt_id": prompt.prompt_id, "data_source": prompt.data_source, "prompt": text}
+        known: dict[str, object] = {"prompt_id": prompt.prompt_id, "data_source": prompt.data_source, "prompt": text}
         return _entries(known | ({"images": images.of(shown)} if shown else {}))
 
     alike = about_prompt(prompt.text, prompt.images)
@@ -114,7 +114,7 @@ def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], im
         )
 
 
-def _entries(values: dict[str, object]) -> str:
+def _entries(values: Mapping[str, object]) -> str:
     """Encode a mapping as JSON, without its braces."""
     return _JSON.encode(values)[1:-1]
 

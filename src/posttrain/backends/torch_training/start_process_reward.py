@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -76,7 +77,7 @@ def _load_beside(
     """Load a causal language model that reads the policy's token ids."""
     own = path != config.model.path
     if own:
-        apart = {"path": path, "tokenizer_path": None, "config_overrides": {}, "config_path": None}
+        apart: dict[str, Any] = {"path": path, "tokenizer_path": None, "config_overrides": {}, "config_path": None}
         found = load_tokenizer(config.model.model_copy(update=apart | {"chat_template_file": None}), field=field)
         check_same_tokens(tokenizer, found, field)
     return load_causal_lm(
