@@ -27,6 +27,7 @@ from posttrain.libraries.row_slices import RowSlice, split_slice
 
 Record = dict[str, Any]  # an unchecked row, by column
 
+_PARQUET_FILE = b"PAR1"  # a parquet file begins with it, whatever its name is
 _ARROW_FILE = b"ARROW1"  # an Arrow file begins with it, a stream does not
 
 # The beginning of a list of texts written as JSON text.
@@ -109,9 +110,16 @@ def kind_of(file: Path) -> str:
         return "folder"
     kind = file.suffix.lower().removeprefix(".")
     if f".{kind}" not in KINDS:
+        if file.is_file() and _begins_with(file, _PARQUET_FILE):
+            return "parquet"
         known = ", ".join(KINDS)
         raise DataError(Problem(f"{file.name} is of no known kind", fix=f"use one of {known}"))
     return kind
+
+
+def _begins_with(file: Path, mark: bytes) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(mark)) == mark
 
 
 def is_whole_parquet(file: Path) -> bool:

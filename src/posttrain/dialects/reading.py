@@ -107,9 +107,7 @@ def read_dialect(
         warnings += [words.text(text) for text in secret_warnings(config)]
         # One key may set a field of the sampler and of validation, and is wrong once
         problems += dict.fromkeys(words.translate([*entry.check(config), *alone_in_its_group(settled, config)]))
-        reader.unsupported += [
-            replace(problem, fix="--here runs without it") for problem in words.translate(entry.unsupported(config))
-        ]
+        reader.unsupported += words.translate(_unsupported(entry, config, here=here))
     label = f"{dialect.name}@{version}" if version else dialect.name
     return LoadedConfig(
         config=config,
@@ -123,6 +121,18 @@ def read_dialect(
         changes=tuple(words.text(change) for change in changes),
         words=words,
     )
+
+
+def _unsupported(entry: Entry, config: Any, *, here: bool) -> list[Problem]:
+    """List the problems that stop a run, not a plan. Those that --here solves name it; others keep their advice."""
+    found = list(entry.unsupported(config))
+    if here or not found:
+        return found
+    stays = {(problem.what, problem.field) for problem in entry.unsupported(at_hand(config)[0])}
+    return [
+        problem if (problem.what, problem.field) in stays else replace(problem, fix="--here runs without it")
+        for problem in found
+    ]
 
 
 def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: bool) -> None:

@@ -85,3 +85,13 @@ def test_a_data_set_that_was_saved_to_disk_is_the_files_that_its_state_lists(tmp
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     (problem,) = first_record(str(tmp_path), "data.train_files")[1]
     assert problem.what == f"{tmp_path} is a folder without data files" and problem.field == "data.train_files"
+
+
+def test_a_parquet_file_is_known_by_its_beginning_where_its_name_says_nothing(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "parquet")).rename(tmp_path / "Qwen2.5-7B")
+    assert count_rows(path) == 10
+    assert [int(record["prompt"]) for record in read_records(f"{path}[2:4]")] == [2, 3]
+    other = tmp_path / "notes.txt"
+    other.write_text("PA")
+    with pytest.raises(DataError, match="of no known kind"):
+        count_rows(other)

@@ -9,6 +9,9 @@ from posttrain.config.generate import GenerateConfig
 from posttrain.errors import Problem
 from posttrain.registry import ROLLOUT_ENGINES
 
+# Of files that are read by this suffix as something else than parquet, which verl writes under any name
+_OTHER_KINDS = (".json", ".jsonl", ".csv", ".arrow")
+
 
 def check(config: GenerateConfig) -> list[Problem]:
     """Everything wrong with a configuration whose keys are right one by one."""
@@ -24,7 +27,7 @@ def check(config: GenerateConfig) -> list[Problem]:
         what = f"at temperature 0 the {samples} responses to a prompt would all be the same"
         fix = "use rollout.samples_per_prompt=1, or a temperature above 0"
         problems.append(Problem(what, fix=fix, field="rollout.samples_per_prompt"))
-    if output.file and Path(output.file).suffix.lower() != ".parquet":
+    if Path(output.file).suffix.lower() in _OTHER_KINDS:
         what = f"the output file {output.file} is a parquet file, and its name must end in .parquet"
         problems.append(Problem(what, fix=f"use {Path(output.file).with_suffix('.parquet')}", field="output.file"))
     if "://" in output.file:
