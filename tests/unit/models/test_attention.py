@@ -398,3 +398,31 @@ def test_a_sequence_that_is_not_finite_stays_alone() -> None:
     (mine, my_grads), (theirs, their_grads) = outputs
     assert torch.equal(mine, theirs)
     assert all(torch.equal(one, other) for one, other in zip(my_grads, their_grads, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_gradients_longer_sequences_take_the_fused_kernel(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No farther from float64 than plain products; a window, a prompt that is shared and short sequences stay with these."""
+    fused: list[int] = []
+    attend = packed_attention._attend_fused
+
+    def counted(query: Tensor, *rest: Any) -> Tensor:
+        fused.append(query.shape[2])
+        return attend(query, *rest)
+
+    monkeypatch.setattr(packed_attention, "_attend_fused", counted)
+    generator = torch.Generator().manual_seed(0)
+    layout = shared_layout([(300, ()), (257, ()), (40, ()), (280, (30, 20))])
+    states = [torch.randn(1, heads, 927, 16, generator=generator).to(dtype) for heads in (4, 2, 2)]
+    expected = attend_packed(*(each.double() for each in states), layout, 0.25, None)
+    plain = attend_packed(*states, layout, 0.25, None)
+    assert not fused
+    with torch.no_grad():
+        got = attend_packed(*states, layout, 0.25, None)
+        assert fused and min(fused) > 256
+        fused.clear()
+        windowed = attend_packed(*states, layout, 0.25, 100)
+    assert not fused and torch.equal(windowed, attend_packed(*states, layout, 0.25, 100))
+    assert (got - expected).norm() <= 1.1 * (plain - expected).norm()
