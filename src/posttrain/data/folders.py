@@ -23,6 +23,9 @@ def files_of_folder(folder: Path, kinds: Collection[str]) -> list[Path]:
     """
     if (folder / _STATE).is_file():
         return _saved(folder)
+    if (folder / "config.json").is_file():
+        what = f"{folder} is a folder of a model: it has a config.json"
+        raise DataError(Problem(what, fix=f"name files of rows: {', '.join(kinds)}"))
     found = [
         file
         for file in sorted(folder.rglob("*"))

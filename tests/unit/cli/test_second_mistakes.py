@@ -141,7 +141,7 @@ def text(job: Path, name: str, content: str) -> str:
         (lambda job: text(job, "d.csv", "prompt;answer\na;1\n"), "the cells of d.csv are separated by ';', and commas are"),
         (lambda job: text(job, "d.parquet", "hello"), "d.parquet cannot be read"),
         (lambda job: text(job, "d.jsonl", ""), "d.jsonl holds no rows"),
-        (lambda job: "model", "model is a folder"),
+        (lambda job: "model", "model is a folder of a model"),
     ],
 )  # fmt: skip
 def test_a_damaged_data_file(plan: Plan, job: Path, write: Callable[[Path], str], said: str) -> None:

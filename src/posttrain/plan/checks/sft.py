@@ -134,10 +134,10 @@ def _source_problems(data: SftDataConfig) -> Iterator[Problem]:
         yield Problem(what, fix="remove one of them", field=field)
 
 
-def _data_warnings(data: SftDataConfig) -> Iterator[str]:
+def _data_warnings(data: TextDataConfig) -> Iterator[str]:
     def changed(name: str) -> bool:
-        field = SftDataConfig.model_fields[name]
-        return bool(getattr(data, name) != field.default)
+        field = type(data).model_fields.get(name)  # preferences have fewer than SFT
+        return field is not None and bool(getattr(data, name) != field.default)
 
     own = data.dataset_class_file is not None
     pairs = data.prompt_column is not None or data.response_column is not None
