@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig, TrainingConfig
-from posttrain.data.record_files import file_and_slice
-from posttrain.errors import ConfigError
+from posttrain.data.folders import files_of_folder
+from posttrain.data.record_files import KINDS, file_and_slice
+from posttrain.errors import ConfigError, DataError
 from posttrain.libraries.disk_errors import naming
 from posttrain.run.config_change import Change
 from posttrain.user_files import source_file
@@ -22,7 +23,8 @@ FOLDER = "code"
 
 def own_files(config: TrainingConfig) -> dict[str, dict[str, str]]:
     """Field -> {path, sha256, copy} of each file with an estimator, a loss, a reward, a dataset or a sampler, and
-    {path, sha256} of each file of training data; as in run.json. A file that is not there is left out: using it reports that."""
+    {path, sha256} of each file or folder of training data; as in run.json. One that is not there is left out: using it
+    reports that."""
     found = {}
     for field, path in _paths(config):
         with suppress(ConfigError):
@@ -31,19 +33,24 @@ def own_files(config: TrainingConfig) -> dict[str, dict[str, str]]:
             found[field] = {"path": path, "sha256": digest, "copy": f"{FOLDER}/{file.stem}.{digest[:12]}.py"}
     for index, path in enumerate(config.data.train_files):
         file, _ = file_and_slice(path)
-        with suppress(OSError):
-            if not file.is_file():  # a data set of the hub, or a pipe, which can be read once
-                continue
-            about = file.stat()
-            found[f"data.train_files.{index}"] = {
-                "path": path,
-                "sha256": _digest(file, about.st_size, about.st_mtime_ns),
-            }
+        with suppress(OSError, DataError):
+            if file.is_file():
+                found[f"data.train_files.{index}"] = {"path": path, "sha256": _digest(file)}
+            elif file.is_dir():
+                held = [f"{_digest(each)} {each.relative_to(file)}\n" for each in files_of_folder(file, KINDS)]
+                digest = hashlib.sha256("".join(held).encode()).hexdigest()
+                found[f"data.train_files.{index}"] = {"path": path, "sha256": digest}
+            # else a data set of the hub, or a pipe, which can be read once
     return found
 
 
+def _digest(file: Path) -> str:
+    about = file.stat()
+    return _digest_of(file, about.st_size, about.st_mtime_ns)
+
+
 @cache
-def _digest(file: Path, size: int, changed_ns: int) -> str:
+def _digest_of(file: Path, size: int, changed_ns: int) -> str:
     """SHA-256 of a file, read once in a process while its size and its time of change stay the same."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -146,6 +146,25 @@ def test_data_in_a_pipe_is_not_read_before_the_run_does(tmp_path: Path) -> None:
     assert own_files(config(tmp_path, files=[str(tmp_path / "pipe.jsonl"), "org/name:train"])) == {}
 
 
+def test_a_folder_of_data_that_has_changed_is_another(tmp_path: Path) -> None:
+    """By what its files hold and how they are called; files of other kinds in it do not count."""
+    rows = tmp_path / "rows"
+    (rows / "more").mkdir(parents=True)
+
+    def digest() -> str:
+        return own_files(config(tmp_path, files=[str(rows)]))["data.train_files.0"]["sha256"]
+
+    (rows / "a.jsonl").write_text('{"prompt": "1"}\n')
+    (rows / "more" / "b.jsonl").write_text('{"prompt": "2"}\n')
+    first = digest()
+    (rows / "README.md").write_text("about these rows")
+    assert digest() == first
+    (rows / "more" / "b.jsonl").rename(rows / "more" / "c.jsonl")
+    renamed = digest()
+    (rows / "more" / "c.jsonl").write_text('{"prompt": "300"}\n')
+    assert len({first, renamed, digest()}) == 3
+
+
 def test_a_section_that_comes_or_goes_is_one_change(tmp_path: Path) -> None:
     """LoRA in a folder of a run without it was five problems, four of them about defaults."""
 

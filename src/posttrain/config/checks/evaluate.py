@@ -17,6 +17,7 @@ SHAPING = (
     "normalize_std",
     "clip",
     "kl",
+    "process",
 )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.config.checks import evaluate
+from posttrain.config.evaluate import EvaluateConfig
 from posttrain.plan.checks.train import check
 
 PRIME: dict[str, Any] = {"advantage": {"name": "prime"}, "reward": {"process": {}}}
@@ -37,3 +39,11 @@ def test_prime_and_its_model_go_together() -> None:
 )
 def test_a_run_in_which_it_cannot_learn_is_refused(sections: dict[str, Any], field: str) -> None:
     assert field in fields(**PRIME, **sections)
+
+
+def test_an_evaluation_says_that_it_trains_no_process_reward_model() -> None:
+    config = EvaluateConfig.model_validate(
+        {"data": {"files": ["a.parquet"]}, "output": {"folder": "o"}, "reward": {"process": {"log_ratio_scale": 0.1}}}
+    )
+    [said] = evaluate.warnings_of(config)
+    assert said.startswith("reward.process has no effect: it shapes the rewards of training")
