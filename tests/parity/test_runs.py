@@ -636,7 +636,17 @@ def test_every_logged_metric_is_in_the_glossary_and_nothing_else_is(make: Make, 
             advantage={"name": "gae"},
         )
     )
-    lines = [line for run in (folder, greedy, some_tokens) for line in metrics_of(run)]
+    token_rewards = train_run(
+        make(
+            "token_rewards",
+            run={"total_steps": 1},
+            model={"compute_dtype": "float16"},
+            loss={"name": "sppo"},
+            reward={"workers": 1, "terms": reward["terms"], "process": {}},
+            advantage={"name": "prime"},
+        )
+    )
+    lines = [line for run in (folder, greedy, some_tokens, token_rewards) for line in metrics_of(run)]
     logged = {name for line in lines for name in line} - {"step", "nonfinite"}
     documented = re.findall(
         r"^\| `([^`]+)` \|",
