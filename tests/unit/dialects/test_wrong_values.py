@@ -118,6 +118,7 @@ TAKE_MINUS_ONE = {
     *("rollout.top_k", "validation.top_k", "group_filter.max_batches", "loss.rollout_correction.weights"),  # no bound
     *("policy.optimizer.max_grad_norm", "critic.optimizer.max_grad_norm"),  # no clipping
     *("policy.schedule.warmup_updates", "critic.schedule.warmup_updates"),  # the ratio counts
+    "reward.process.schedule.warmup_updates",  # the same
     *("policy.lora.rank", "critic.lora.rank"),  # no adapter
     *("loss.covariance_low", "distillation.min_logprob", "group_filter.above_mean", "environment.named"),  # numbers
     *("advantage.episode_weight", "advantage.step_weight"),
