@@ -270,7 +270,7 @@ class Native:
 
         decoder = self.engine.token_pass.decoder
         decoder.read_weights()
-        product = Reader(None, decoder.head_dim, decoder.clip, decoder.stack).product
+        product = Reader(None, decoder.head_dim, decoder.clip, decoder.products).product
         # The layer's own keep the products of the MLP to themselves.
         layers = [
             (one.query_key_value, one.output, product(of.mlp.gate_proj, of.mlp.up_proj), product(of.mlp.down_proj))
@@ -298,10 +298,11 @@ class Native:
         from posttrain.backends.rollout.native.cache import KeyValueCache
         from posttrain.backends.rollout.native.decoder import Decoder
         from posttrain.backends.rollout.native.int8 import int8_products
+        from posttrain.backends.rollout.native.kept_products import KeptProducts
 
         fast = self.engine.token_pass.decoder
         plain, rounded = Decoder(self.model), Decoder(self.model, fast.kernels)
-        rounded.stack, _ = int8_products(self.model.dtype, self.model.device)
+        rounded.products = KeptProducts(int8_products(self.model.dtype, self.model.device)[0])
         decoders = (fast, plain, rounded)
         cache = KeyValueCache.of(self.model)
         prompts = [row // SAMPLES for row in range(rows)]
