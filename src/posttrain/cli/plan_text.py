@@ -10,11 +10,11 @@ from posttrain.cli.box_text import box_text
 from posttrain.cli.plan_async import asynchronous_text
 from posttrain.cli.plan_devices import devices_text, memory_text, traffic_text
 from posttrain.cli.plan_plain import closing, document
+from posttrain.cli.plan_rewards import reward_text
 from posttrain.cli.plan_teachers import reads_policy_loss, teachers_text
 from posttrain.cli.plan_worlds import episodes_text, worlds_text
 from posttrain.cli.request import TrainRequest, check_request, other_file_problems
 from posttrain.config import RunConfig
-from posttrain.config.environment import SINGLE_TURN
 from posttrain.config.group_filter import GroupFilterConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
@@ -81,7 +81,7 @@ def _settings_text(request: TrainRequest) -> str:
         ("rollout", f"{config.rollout.engine}, {_weights(config.rollout)}{_sampling(config.rollout)}"),
         *([("ahead", ahead)] if (ahead := asynchronous_text(config, request.loaded.words)) else []),
         *([("worlds", worlds)] if (worlds := worlds_text(config)) else []),
-        ("reward", _reward(config)),
+        ("reward", reward_text(config)),
         *([("domains", _domains(config))] if config.data.domains else []),
         *([("groups", _groups(config.group_filter))] if config.group_filter.strategy != "none" else []),
         *([("teachers", teachers_text(config))] if config.distillation.used else []),
@@ -149,42 +149,6 @@ def _sampling(sampling: SamplingConfig, default_tokens: int | None = None) -> st
     parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [f"min-p {sampling.min_p:g}"] if sampling.min_p else []
     return f"{', '.join(parts)}, up to {sampling.max_response_tokens or default_tokens} tokens"
-
-
-def _reward(config: RunConfig) -> str:
-    terms = [
-        (f"{term.weight:g} x " if term.weight != 1 else "") + (f"{term.name} ({term.path})" if term.path else term.name)
-        for term in config.reward.terms
-    ]
-    reward = config.reward
-    if reward.model is not None:
-        weight = f"{reward.model.weight:g} x " if reward.model.weight != 1 else ""
-        terms.append(f"{weight}the score of {reward.model.path}")
-    for judge in reward.judges.values():
-        weight = f"{judge.weight:g} x " if judge.weight != 1 else ""
-        of = f" (of {', '.join(judge.data_sources)})" if judge.data_sources else ""
-        terms.append(f"{weight}the verdict of {judge.path}{of}")
-    if config.environment.used and config.environment.name != SINGLE_TURN:
-        terms.insert(0, "what the environments give")
-    text = " + ".join(terms)
-    if reward.overlong_buffer_tokens is not None:
-        text += f"\n{'':<11}- up to {reward.overlong_penalty:g} in the last {reward.overlong_buffer_tokens} tokens"
-    if reward.zero_unless_stopped:
-        text += f"\n{'':<11}0 for what did not end by itself"
-    if reward.normalize_mean != "none":
-        text += f"\n{'':<11}minus the mean of the {_of(reward.normalize_mean)}"
-    if reward.normalize_std != "none":
-        text += f"\n{'':<11}over the standard deviation of the {_of(reward.normalize_std)}"
-    if reward.clip is not None:
-        text += f"\n{'':<11}cut to +-{reward.clip:g}"
-    if reward.kl.coef:
-        steered = f", steered towards {reward.kl.target:g} nats" if reward.kl.target is not None else ""
-        text += f"\n{'':<11}- {reward.kl.coef:g} x KL ({reward.kl.estimator}) on every token{steered}"
-    return text
-
-
-def _of(part: str) -> str:
-    return {"group": "group", "batch": "step", "running": "run so far"}[part]
 
 
 def _domains(config: RunConfig) -> str:

@@ -13,16 +13,21 @@ from posttrain.errors import DataError, Problem
 from posttrain.libraries import json_text
 
 _STATE = "state.json"  # of Dataset.save_to_disk: the names of its files, beside which lie those of a cache
+_SPLITS = "dataset_dict.json"  # of DatasetDict.save_to_disk: each split is a folder with a state.json
 _ALIKE = {".json": ".jsonl"}
 
 
 def files_of_folder(folder: Path, kinds: Collection[str]) -> list[Path]:
     """List the data files of a folder and the folders in it, by name; hidden ones are left out.
 
-    Args: ``kinds``, such as .parquet. Raises: DataError when there are none, or files of several kinds.
+    Args: ``kinds``, such as .parquet. Raises: DataError when there are none, files of several kinds, several splits, or a model.
     """
     if (folder / _STATE).is_file():
         return _saved(folder)
+    if (folder / _SPLITS).is_file():
+        splits = sorted(str(each.parent) for each in folder.glob(f"*/{_STATE}"))
+        what = f"{folder} holds the splits of a data set that was saved to disk, not one of them"
+        raise DataError(Problem(what, fix=f"name one: {', '.join(splits)}" if splits else "save it again"))
     if (folder / "config.json").is_file():
         what = f"{folder} is a folder of a model: it has a config.json"
         raise DataError(Problem(what, fix=f"name files of rows: {', '.join(kinds)}"))

@@ -82,6 +82,24 @@ def test_a_data_set_that_was_saved_to_disk_is_the_files_that_its_state_lists(tmp
         count_rows(tmp_path)
 
 
+def test_of_several_splits_that_were_saved_together_one_has_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        name = Path(written(tmp_path / split, "arrow")).name
+        (tmp_path / split / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    (problem,) = first_record(str(tmp_path), "data.train_files")[1]
+    assert "holds the splits of a data set" in problem.what
+    assert problem.fix == f"name one: {tmp_path}/test, {tmp_path}/train"
+    assert count_rows(tmp_path / "train") == 10
+
+
+def test_a_part_of_a_saved_data_set_that_vanished_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000.arrow"}]}')
+    (problem,) = first_record(str(tmp_path), "data.train_files")[1]
+    assert "data-00000.arrow" in problem.what
+
+
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     (problem,) = first_record(str(tmp_path), "data.train_files")[1]
     assert problem.what == f"{tmp_path} is a folder without data files" and problem.field == "data.train_files"
