@@ -1,7 +1,8 @@
-"""Advantage estimators and policy losses written for verl, read from their source: nothing is imported.
+"""Advantage estimators and policy losses written for verl or SkyRL, read from their source: nothing is imported.
 
-verl calls both by keywords: an estimator with ``token_level_rewards``, a loss with ``old_log_prob`` and ``log_prob``. Such a
-function is described by our names of its inputs; ``algos.verl.functions`` loads it and translates its calls.
+verl calls both by keywords: an estimator with ``token_level_rewards``, a loss with ``old_log_prob`` and ``log_prob``. SkyRL
+calls a loss with the policy's log-probs, the old ones and the advantages by position, ``config`` and ``loss_mask`` by keyword.
+Such a function is described by our names of its inputs; ``algos.verl.functions`` loads it and translates its calls.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ LOSS_INPUTS: Mapping[str, str] = {
     "loss_mask": "mask",
     "rollout_log_probs": "rollout_logprobs",
 }
+# SkyRL's: the first three by position, and by keyword
+SKYRL_PLACES = ("policy_logprobs", "old_logprobs", "advantages")
+SKYRL_INPUTS: Mapping[str, str] = {"loss_mask": "mask", "rollout_logprobs": "rollout_logprobs"}
 # Parameters that the caller fills in without an input or a setting: our own objective aggregates and corrects.
 FILLED_IN = ("loss_agg_mode", "rollout_is_weights", "rollout_is_weight", "num_repeat", "norm_adv_by_std_in_grpo")
 CONFIG = "config"  # their section algorithm, or actor
@@ -47,16 +51,20 @@ _TENSORS = ("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "ndarray", "Ten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerlFunction:
-    """A function written for verl."""
+    """A function written for verl or SkyRL."""
 
     definition: ast.FunctionDef
     is_loss: bool
+    is_for_skyrl: bool
+    """A loss that SkyRL calls: its number may be a sum, and its config is the section ``trainer.algorithm``."""
     inputs: Mapping[str, str]
     """Parameters that are tensors -> inputs of ours; of an unknown one, its own name."""
     settings: Mapping[str, Setting]
     """All further parameters."""
     reads: frozenset[str]
     """Names that its file reads of objects: what it may read from its config."""
+    calls: frozenset[str]
+    """Names of functions that it calls."""
 
     @property
     def compares_responses(self) -> bool:
@@ -69,7 +77,8 @@ class VerlFunction:
     @property
     def unknown(self) -> list[str]:
         """Inputs that no run here computes."""
-        return [name for name in self.inputs if name not in (LOSS_INPUTS if self.is_loss else ESTIMATOR_INPUTS)]
+        known = set(LOSS_INPUTS.values() if self.is_loss else ESTIMATOR_INPUTS.values())
+        return [name for name, source in self.inputs.items() if source not in known]
 
     @property
     def our_inputs(self) -> tuple[str, ...]:
@@ -79,7 +88,7 @@ class VerlFunction:
 
 
 def find(tree: ast.Module, name: str) -> VerlFunction | None:
-    """The function for verl that a file has under ``name``: registered so (``@register_adv_est``, ``@register_policy_loss``),
+    """The function for verl or SkyRL that a file has under ``name``: registered so (``@register_policy_loss("mine")``),
     called so, or the only one whose name begins with ``compute_<name>_``, as forks of verl call theirs. None without one."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _is_for_verl(node)]
     registered = [node for node in functions if name in _registered_names(node, tree)]
@@ -93,7 +102,14 @@ def find(tree: ast.Module, name: str) -> VerlFunction | None:
 
 def _is_for_verl(node: ast.FunctionDef) -> bool:
     names = {each.arg for each in _parameters(node)}
-    return "token_level_rewards" in names or {"old_log_prob", "log_prob"} <= names
+    return "token_level_rewards" in names or {"old_log_prob", "log_prob"} <= names or _is_for_skyrl(node)
+
+
+def _is_for_skyrl(node: ast.FunctionDef) -> bool:
+    """Return True for a loss that SkyRL calls: three tensors by position, then ``config`` and ``loss_mask`` by keyword."""
+    names = [each.arg for each in _parameters(node)]
+    by_keyword = {CONFIG, "loss_mask"}
+    return by_keyword <= set(names) and not by_keyword & set(names[:3]) and "log_prob" not in names
 
 
 def _registered_names(node: ast.FunctionDef, tree: ast.Module) -> Iterator[str]:
@@ -136,8 +152,11 @@ def _described(node: ast.FunctionDef, tree: ast.Module) -> VerlFunction:
     plain = [*node.args.posonlyargs, *node.args.args]
     padding: list[ast.expr | None] = [None] * (len(plain) - len(node.args.defaults))
     defaults = [*padding, *node.args.defaults, *node.args.kw_defaults]
-    is_loss = "log_prob" in {each.arg for each in _parameters(node)}
+    is_for_skyrl = _is_for_skyrl(node)
+    is_loss = is_for_skyrl or "log_prob" in {each.arg for each in _parameters(node)}
     known = LOSS_INPUTS if is_loss else ESTIMATOR_INPUTS
+    if is_for_skyrl:
+        known = {**dict(zip((each.arg for each in plain), SKYRL_PLACES, strict=False)), **SKYRL_INPUTS}
     inputs: dict[str, str] = {}
     settings: dict[str, Setting] = {}
     for parameter, default in zip(_parameters(node), defaults, strict=True):
@@ -155,7 +174,16 @@ def _described(node: ast.FunctionDef, tree: ast.Module) -> VerlFunction:
         settings[CONFIG] = Setting(CONFIG, dict[str, Any], {}, meaning)
     reads = {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
     reads |= {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
-    return VerlFunction(definition=node, is_loss=is_loss, inputs=inputs, settings=settings, reads=frozenset(reads))
+    called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return VerlFunction(
+        definition=node,
+        is_loss=is_loss,
+        is_for_skyrl=is_for_skyrl,
+        inputs=inputs,
+        settings=settings,
+        reads=frozenset(reads),
+        calls=frozenset(ast.unparse(each).rpartition(".")[2] for each in called),
+    )
 
 
 def _default(name: str, node: ast.expr | None) -> Any:

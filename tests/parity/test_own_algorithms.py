@@ -13,7 +13,7 @@ import pytest
 
 from posttrain import registry
 from posttrain.build.train import train_run
-from posttrain.cli.request import check_request
+from posttrain.cli.request import check_request, load_request
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.native.loader import read
 from posttrain.errors import ConfigError
@@ -259,3 +259,44 @@ def test_tokens_behind_a_response_are_the_pad_token(tmp_path: Path) -> None:
     shaped = ShapedBatch(scored=scored, logprobs=TrainerLogprobs(), rewards=torch.ones(2))
     plan = AdvantagePlan(name="padding", path=str(tmp_path / "own.py"), pad_token=7)
     assert torch.equal(estimate_advantages(shaped, None, plan).advantages, mask.float())
+
+
+SKYRL = """
+import torch
+from skyrl_train.entrypoints.main_base import BasePPOExp
+from skyrl_train.utils.ppo_utils import PolicyLossRegistry
+
+def compute_reinforce(log_probs, old_log_probs, advantages, config, loss_mask=None):
+    return (-log_probs * advantages).mean(), {"own_factor": config.own_factor}
+
+PolicyLossRegistry.register("likelihood", compute_reinforce)
+"""
+
+
+@pytest.mark.slow
+def test_a_launch_of_skyrl_trains_with_the_loss_that_its_program_registers(
+    overrides: list[str], tmp_path: Path, tiny_llama: Path
+) -> None:
+    """Responses that are longer are better, and they get longer."""
+    (tmp_path / "main_mine.py").write_text(SKYRL)
+    rows = [{"prompt": f"{n}+{n}=", "data_source": "sums", "reward_model": {"ground_truth": "0"}} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.py").write_text("def score(response, ground_truth):\n    return response.count('e') / 4\n")
+    ours = [text for text in overrides if text.split(".")[0] in ("tracking", "placement", "run")]
+    given = [
+        f"data.train_data=[{tmp_path}/train.jsonl]", "data.val_data=null", "environment.env_class=gsm8k",
+        f"trainer.policy.model.path={tiny_llama}", "trainer.placement.policy_num_gpus_per_node=1",
+        "trainer.algorithm.policy_loss_type=likelihood", "+trainer.algorithm.own_factor=0.5",
+        "trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8", "generator.n_samples_per_prompt=8",
+        "trainer.micro_train_batch_size_per_gpu=64", "trainer.micro_forward_batch_size_per_gpu=64",
+        "trainer.algorithm.use_kl_loss=false", "trainer.policy.optimizer_config.lr=1e-2", "trainer.eval_interval=-1",
+        "trainer.eval_before_train=false", "generator.sampling_params.max_generate_length=8", "trainer.ckpt_interval=-1",
+        f"'+posttrain.reward.terms=[{{name: score, path: {tmp_path}/reward.py}}]'",
+        *(f"'+posttrain.{text}'" for text in ours if "total_steps" not in text), "+posttrain.run.total_steps=12",
+        "+posttrain.model.compute_dtype=float32",
+    ]  # fmt: skip
+    (tmp_path / "run.sh").write_text("python main_mine.py " + " \\\n  ".join(given) + "\n")
+    loaded = check_request(load_request([str(tmp_path / "run.sh")], None, here=True), look_at_files=True).loaded
+    lines = steps(train_run(loaded.config))
+    assert lines[0]["policy/own_factor"] == 0.5 and len(lines) == 12
+    assert lines[-1]["reward/mean"] > lines[0]["reward/mean"] + 0.1

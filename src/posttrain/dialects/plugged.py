@@ -1,7 +1,7 @@
 """Estimators and losses of the user's own: known before a dialect's rules look at their names.
 
-They are registered by modules (``model.external_modules``), or written for verl: in a file that is named, in one that verl itself
-would import, or in the checkout of a fork in the current folder.
+They are registered by modules (``model.external_modules``), or written for verl or SkyRL: in a file that is named, in one that
+verl itself would import, or in the checkout of a fork in the current folder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _SECTIONS = {
     "algorithm.adv_estimator": ("advantage.name", "algorithm"),
     "trainer.algorithm.advantage_estimator": ("advantage.name", "trainer.algorithm"),
     "actor_rollout_ref.actor.policy_loss.loss_mode": ("loss.name", "actor_rollout_ref.actor"),
+    "trainer.algorithm.ppo_loss_type": ("loss.name", "trainer.algorithm"),
+    "trainer.algorithm.policy_loss_type": ("loss.name", "trainer.algorithm"),
 }
 _CHECKOUT = "verl/trainer/ppo/core_algos.py"
 
@@ -93,7 +95,9 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
     written = _leaves_of(keys, section)
     found |= {f"{at}.{each}": written[each] for each in theirs.settings if each in written}
     if CONFIG in theirs.settings:
-        read = {each: value for each, value in written.items() if theirs.may_read(each)}
+        # The reduction tells what the run does with the losses that it returns
+        always = ("loss_reduction",) if theirs.is_for_skyrl else ()
+        read = {each: value for each, value in written.items() if each in always or theirs.may_read(each)}
         found[f"{at}.{CONFIG}"] = nested(read)
     keys.warn(f"{name} is yours: {theirs.definition.name} of {path}, line {theirs.definition.lineno}")
     return found

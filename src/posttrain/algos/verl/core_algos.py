@@ -63,13 +63,18 @@ def aggregated_by(mode: str) -> Iterator[None]:
         _mode.reset(token)
 
 
+def running_aggregation() -> str:
+    """The aggregation, by the peer's name, of the run whose loss is being called."""
+    return _mode.get()
+
+
 def agg_loss(loss_mat: Tensor, loss_mask: Tensor, loss_agg_mode: str = "", **_: Any) -> Tensor:
     """The losses [B, T] as they are, 0 where ``loss_mask`` is 0.
 
     Raises: RequestError for another aggregation than the run's: a function may ask for its own.
     """
-    if loss_agg_mode and loss_agg_mode != _mode.get():
-        what = f"the loss aggregates by {loss_agg_mode}, and the run by {_mode.get()}"
+    if loss_agg_mode and loss_agg_mode != running_aggregation():
+        what = f"the loss aggregates by {loss_agg_mode}, and the run by {running_aggregation()}"
         fix = f"set actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode} (loss.aggregation), which the run then does"
         raise RequestError(Problem(what, fix=fix, field="loss.aggregation"))
     return torch.where(loss_mask.bool(), loss_mat, 0.0)

@@ -1,6 +1,6 @@
-"""Load an advantage estimator or a policy loss that was written for verl, as a function of our inputs.
+"""Load an advantage estimator or a policy loss that was written for verl or SkyRL, as a function of our inputs.
 
-verl's estimators see padded token rewards and return advantages and returns; its losses return one number of a micro-batch. Ours
+Their estimators see padded token rewards and return advantages and returns; their losses return one number of a micro-batch. Ours
 get the valid rows alone, and the loss of every token, which our objective aggregates over the whole mini-batch.
 """
 
@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from posttrain.algos.verl.core_algos import TOKEN_MEAN, agg_loss, aggregated_by
+from posttrain.algos.verl.skyrl_functions import NAMES
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.skyrl_modules import standing_in
 from posttrain.libraries.verl.modules import provide
@@ -33,7 +34,7 @@ def load(path: str, name: str) -> Callable[..., Any]:
     described = find(parse_file(path, file), name)
     assert described is not None, f"{path} has no function {name} for verl"
     provide(_checkout_of(file))
-    with standing_in():
+    with standing_in(NAMES):
         module = import_path(path)
     theirs = getattr(module, described.definition.name, None)
     if not callable(theirs):
@@ -104,8 +105,9 @@ class _Loss:
     def __call__(self, *inputs: Tensor, **settings: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss per token [B, T] and its report.
 
-        A function that aggregates with verl's ``agg_loss`` is exact for every micro-batch and aggregation. One that returns a
-        mean of its own gives that mean to each of its tokens: exact for a mean over tokens, with loss.aggregation=token_mean.
+        A function that aggregates with verl's ``agg_loss`` or SkyRL's ``reduce_loss`` is exact for every micro-batch and
+        aggregation. One that returns a mean of its own gives that mean to each of its tokens: exact for a mean over tokens, with
+        loss.aggregation=token_mean. So does a sum for SkyRL, which is divided by the tokens.
         Raises: RequestError when it fails, or aggregates otherwise than the run.
         """
         ours = dict(zip(self._described.our_inputs, inputs, strict=True))
@@ -115,20 +117,37 @@ class _Loss:
         given: dict[str, Any] = {}
         for name, source in self._described.inputs.items():
             given[name] = mask.float() if source == "mask" else torch.where(mask, ours[source], 0.0)
+        skyrl = self._described.is_for_skyrl
         config = settings.get("config") or {}
-        mode = str(config.get("loss_agg_mode", TOKEN_MEAN))
+        mode = str(config.get("loss_reduction", "token_mean") if skyrl else config.get("loss_agg_mode", TOKEN_MEAN))
         takes = {each.arg for each in self._described.definition.args.args}
         given |= {"loss_agg_mode": mode} if "loss_agg_mode" in takes else {}
         given |= {
             name: None for name in ("rollout_is_weights", "rollout_is_weight") if name in takes
         }  # ours: loss.rollout_correction
+        given |= _with_config(settings) if skyrl else _with_config(settings, global_batch_info={})
         with aggregated_by(mode):
-            result = _called(self._theirs, given | _with_config(settings, global_batch_info={}), "loss.name")
-        loss, *others = result if isinstance(result, tuple) else (result,)
-        if not isinstance(loss, Tensor) or loss.shape not in (mask.shape, torch.Size([])):
-            what = f"{_name_of(self._theirs)} returned no loss: one number, or one of every token {list(mask.shape)}"
-            raise RequestError(Problem(what, fix="return (loss, metrics)", field="loss.name"))
+            result = _called(self._theirs, given, "loss.name")
+            loss, *others = result if isinstance(result, tuple) else (result,)
+            if not isinstance(loss, Tensor) or loss.shape not in (mask.shape, torch.Size([])):
+                what = (
+                    f"{_name_of(self._theirs)} returned no loss: one number, or one of every token {list(mask.shape)}"
+                )
+                raise RequestError(Problem(what, fix="return (loss, metrics)", field="loss.name"))
+            if skyrl and loss.ndim == 0 and self._is_sum(loss, given):
+                loss = loss / mask.sum()
         return torch.where(mask, loss, 0.0), _report(others, mask)
+
+    def _is_sum(self, loss: Tensor, given: Mapping[str, Any]) -> bool:
+        """Return True where the function adds up tokens, as SkyRL's own do since April 2026, and does not average them: of the
+        same rows twice a sum is twice as large."""
+        twice = {
+            name: torch.cat([value, value]) if isinstance(value, Tensor) else value for name, value in given.items()
+        }
+        with torch.no_grad():
+            result = _called(self._theirs, twice, "loss.name")
+        again = result[0] if isinstance(result, tuple) else result
+        return bool((again - 2 * loss).abs() < (again - loss).abs())
 
 
 def _report(others: Sequence[Any], mask: Tensor) -> dict[str, Tensor]:
@@ -160,7 +179,7 @@ def _called(theirs: Callable[..., Any], given: Mapping[str, Any], field: str) ->
         raise
     except Exception as error:  # a user's function may fail in any way
         what = f"{_name_of(theirs)} failed: {last_line(error)}"
-        fix = "it is called as verl calls it; what it reads from its config is in the setting config"
+        fix = "it is called as its own trainer calls it; what it reads from its config is in the setting config"
         raise RequestError(Problem(what, fix=fix, field=field)) from error
 
 

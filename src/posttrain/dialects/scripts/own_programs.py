@@ -20,12 +20,19 @@ from posttrain.dialects.scripts.peer_trainers import (
     Peer,
 )
 from posttrain.dialects.scripts.trainers import Trainer, trainer_of
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.verl_functions import find
 
 # Commands that may name a program without starting it
 _SHOWS = ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill")
 _COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind))}
-_ESTIMATOR = re.compile(r"""\+*trainer\.algorithm\.advantage_estimator=["']?(\w+)["']?""")
+# SkyRL's words for an estimator and a loss by name -> our section of it
+_CHOSEN = {
+    "advantage": re.compile(r"""\+*trainer\.algorithm\.advantage_estimator=["']?(\w+)["']?"""),
+    "loss": re.compile(r"""\+*trainer\.algorithm\.p(?:olicy|po)_loss_type=["']?(\w+)["']?"""),
+}
+_BUILT_IN = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
+_BY_RULES = ("no_op",)  # of SkyRL's program of on-policy distillation, which the dialect's rules read
 _DEPTH = 3  # files of base classes that are followed
 
 
@@ -39,12 +46,12 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:
             file = _program(words, place, roots)
-            return place, _with_registered(trainer, file, words) if file else trainer
+            return place, _with_registered(trainer, file, words, roots) if file else trainer
     for place, word in enumerate(words):
         file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
         if trainer is not None and file is not None:
-            return place, _with_registered(trainer, file, words)
+            return place, _with_registered(trainer, file, words, roots)
     return None
 
 
@@ -55,25 +62,48 @@ def _program(words: Sequence[str], place: int, roots: Sequence[Path]) -> Path | 
     if not is_module and not re.fullmatch(r"[\w./-]+\.py", word):
         return None
     path = Path(*word.split(".")).with_suffix(".py") if is_module else Path(word)
-    return next((root / path for root in roots if (root / path).is_file()), None)
+    # Beside the script: its folder may have been renamed after the script was written
+    beside = [roots[1] / path.name] if len(roots) > 1 else []
+    return next((file for file in (*(root / path for root in roots), *beside) if file.is_file()), None)
 
 
-def _with_registered(trainer: Trainer, file: Path, words: Sequence[str]) -> Trainer:
-    """Add the overrides for what a program of SkyRL's registers: environments, and the estimator that its command chooses."""
-    return replace(trainer, adds=(*trainer.adds, *_environments(trainer, file), *_estimator(trainer, file, words)))
+def _with_registered(trainer: Trainer, file: Path, words: Sequence[str], roots: Sequence[Path]) -> Trainer:
+    """Add the overrides for what a program of SkyRL's registers: environments, and the estimator and loss of its command."""
+    if trainer.dialect != "skyrl":
+        return trainer
+    return replace(trainer, adds=(*trainer.adds, *_environments(file), *_functions(file, words, roots)))
 
 
-def _estimator(trainer: Trainer, file: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """The override for an advantage estimator, ``AdvantageEstimatorRegistry.register("mine", function)`` or its decorator."""
-    source = _parsed(file) if trainer.dialect == "skyrl" else None
-    chosen = [found[1] for word in words if (found := _ESTIMATOR.fullmatch(word))]
-    function = find(source, chosen[-1]) if source is not None and chosen else None
-    return () if function is None or function.is_loss else (f"++posttrain.advantage.path='{file}'",)
+def _functions(file: Path, words: Sequence[str], roots: Sequence[Path]) -> Iterator[str]:
+    """Overrides for an advantage estimator and a policy loss, ``PolicyLossRegistry.register("mine", function)`` or its
+    decorator, in the program or in a file of its own that it imports."""
+    for section, pattern in _CHOSEN.items():
+        chosen = [found[1] for word in words if (found := pattern.fullmatch(word))]
+        if not chosen or chosen[-1] in _BY_RULES or _BUILT_IN[section].is_built_in(chosen[-1]):
+            continue
+        for place, source in _with_imported(file, roots):
+            function = find(source, chosen[-1])
+            if function is not None and function.is_loss == (section == "loss"):
+                yield f"++posttrain.{section}.path='{place}'"
+                break
 
 
-def _environments(trainer: Trainer, file: Path) -> tuple[str, ...]:
+def _with_imported(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
+    """A program, and the files of the same checkout that it imports; those that cannot be parsed are passed over."""
+    source = _parsed(file)
+    if source is None:
+        return
+    yield file, source
+    modules = {each.module: None for each in _imports(source).values()}
+    modules |= {name.name: None for node in ast.walk(source) if isinstance(node, ast.Import) for name in node.names}
+    for place in dict.fromkeys(_file_of(module, file, roots) for module in modules):
+        if place is not None and (parsed := _parsed(place)) is not None:
+            yield place, parsed
+
+
+def _environments(file: Path) -> tuple[str, ...]:
     """Overrides for the environments that a program of SkyRL's registers: ``register(id="mine", entry_point="module:Class")``."""
-    source = _parsed(file) if trainer.dialect == "skyrl" else None
+    source = _parsed(file)
     found = []
     for node in ast.walk(source) if source is not None else ():
         if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] != "register":

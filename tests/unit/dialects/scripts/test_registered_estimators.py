@@ -90,3 +90,65 @@ def test_one_that_needs_skyrl_itself_says_so(program: Path) -> None:
     ours = {"token_rewards": rewards, "response_mask": mask, "valid": torch.tensor([True])}
     with pytest.raises(Exception, match=r"main_base\.BasePPOExp is SkyRL's, which is not called here"):
         load(str(program), "lost")(*(ours[name] for name in described.our_inputs))
+
+
+LOSSES = """
+import torch
+from skyrl_train.entrypoints.main_base import BasePPOExp
+from skyrl_train.utils.ppo_utils import PolicyLossRegistry
+from losses_of_mine import compute_bare
+
+def compute_reinforce_policy_loss(log_probs, old_log_probs, advantages, config, loss_mask=None):
+    return (-log_probs * advantages).mean() * config.own_factor, 0.0
+
+PolicyLossRegistry.register("reinforce", compute_reinforce_policy_loss)
+PolicyLossRegistry.register("bare", compute_bare)
+"""
+BARE = """
+from skyrl_train.utils.ppo_utils import apply_off_policy_correction, reduce_loss, register_policy_loss
+
+@register_policy_loss("bare")
+def compute_bare(log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs=None):
+    loss, mask, _ = apply_off_policy_correction(-log_probs * advantages, old_log_probs, rollout_logprobs, loss_mask, config)
+    return reduce_loss(loss, mask), {}
+"""
+KEYS = [
+    "data.train_data=[a.parquet]", "environment.env_class=gsm8k", "trainer.policy.model.path=a/model",
+    "trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["policy_loss_type", "ppo_loss_type"])
+def test_a_loss_of_the_program_is_read_with_its_keys(key: str, tmp_path: Path) -> None:
+    """Also where the folder that the module names is called otherwise, as in SkyRL's own example."""
+    folder = tmp_path / "examples/losses"
+    folder.mkdir(parents=True)
+    (folder / "main_mine.py").write_text(LOSSES)
+    (folder / "losses_of_mine.py").write_text(BARE)
+    words = ["uv", "run", "-m", "examples.loss.main_mine", f"trainer.algorithm.{key}='reinforce'"]
+    started = started_by(words, [tmp_path, folder, folder.parent])
+    assert started is not None and started[1].adds == (f"++posttrain.loss.path='{folder}/main_mine.py'",)
+    given = [*KEYS, f"trainer.algorithm.{key}=reinforce", "+trainer.algorithm.own_factor=0.5", *started[1].adds]
+    loaded = load_request(given, "skyrl", here=True, skip_files=True)
+    assert not [text for text in map(str, loaded.problems) if "loss" in text or "own_factor" in text]
+    assert loaded.config.loss.settings["config"] == {"own_factor": 0.5, "loss_reduction": "token_mean"}
+    # It does not call SkyRL's correction, which is a part of SkyRL's own losses
+    assert loaded.config.loss.rollout_correction.weights == "none"
+    assert any("reinforce is yours, and does not call apply_off" in str(each) for each in loaded.ignored)
+
+
+def test_a_loss_of_a_file_that_the_program_imports(tmp_path: Path) -> None:
+    (tmp_path / "main_mine.py").write_text(LOSSES)
+    (tmp_path / "losses_of_mine.py").write_text(BARE)
+    started = started_by(["python", "main_mine.py", "trainer.algorithm.policy_loss_type=bare"], [tmp_path])
+    assert started is not None and started[1].adds == (f"++posttrain.loss.path='{tmp_path}/losses_of_mine.py'",)
+    given = [*KEYS, "trainer.algorithm.policy_loss_type=bare", *started[1].adds]
+    config = load_request(given, "skyrl", here=True, skip_files=True).config
+    assert (config.loss.name, config.loss.rollout_correction.weights) == ("bare", "token")
+
+
+def test_names_that_are_built_in_are_not_looked_for(tmp_path: Path) -> None:
+    text = LOSSES + "\nPolicyLossRegistry.register('gspo', compute_reinforce_policy_loss)\n"
+    (tmp_path / "main_mine.py").write_text(text)
+    started = started_by(["python", "main_mine.py", "trainer.algorithm.policy_loss_type=gspo"], [tmp_path])
+    assert started is not None and started[1].adds == ()

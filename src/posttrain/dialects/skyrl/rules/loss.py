@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.plugged import settings_of_own
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get, is_of_2026, name_of
 from posttrain.errors import did_you_mean
@@ -14,6 +15,10 @@ _TYPE = f"{_ALGORITHM}.ppo_loss_type"
 _CORRECTION = f"{_ALGORITHM}.off_policy_correction"
 _DPPO = f"{_ALGORITHM}.dppo.dppo_type"
 LOSSES = {"regular": "ppo_clip", "dual_clip": "ppo_clip"}
+CORRECTING = {
+    "apply_off_policy_correction",
+    "ppo_policy_loss",
+}  # SkyRL's functions that weigh by the sampler's log-probs
 _DIVERGENCES = {"binary_tv": "dppo_tv", "binary_kl": "dppo_kl"}  # of their loss dppo
 _LARGEST_RATIO = 4.85e8  # they clamp the log-ratio at 20, and the weight of a token no further
 THEIR_LOSSES = (
@@ -55,6 +60,8 @@ _OF_ONE_LOSS = {
 def loss(keys: Reader) -> dict[str, Any]:
     """Name, clipping, aggregation, entropy, correction."""
     kind = get(keys, _TYPE)
+    if own := settings_of_own(keys, _TYPE, kind):
+        return {"loss.name": kind} | own | _aggregation(keys) | _entropy(keys) | _own_correction(keys, kind, own)
     name = _DIVERGENCES[get(keys, _DPPO)] if kind == "dppo" else LOSSES.get(kind, kind)
     fields: dict[str, Any] = {}
     if name in POLICY_LOSSES.names():
@@ -90,6 +97,17 @@ def loss(keys: Reader) -> dict[str, Any]:
         else:
             keys.ignore(key, f"{kind} does not use it ({reader} does)")
     return fields | _aggregation(keys) | _entropy(keys) | _correction(keys, kind) | _dppo(keys, kind)
+
+
+def _own_correction(keys: Reader, kind: str, own: dict[str, Any]) -> dict[str, Any]:
+    """The correction for a loss of the user's own: in SkyRL losses do it, so it is done for one that calls SkyRL's function."""
+    theirs = POLICY_LOSSES.written_for_verl(kind, own["loss.path"])
+    if theirs is None or not theirs.is_for_skyrl or theirs.calls & CORRECTING:
+        return _correction(keys, kind)
+    for row in keys.ledger.rows:
+        if row.name.startswith((f"{_CORRECTION}.", f"{_ALGORITHM}.use_tis", f"{_ALGORITHM}.tis_imp_ratio_cap")):
+            keys.ignore(row.name, f"{kind} is yours, and does not call apply_off_policy_correction")
+    return {}
 
 
 def _dppo(keys: Reader, kind: str) -> dict[str, Any]:
