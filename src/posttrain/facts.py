@@ -21,6 +21,9 @@ class AdvantageFacts:
 
     compares_responses: bool = False
     """A response is compared with the others to its prompt: with one sample per prompt every advantage is 0."""
+    per_response: bool = False
+    """The advantage is one number per response, which ``algos.groups.on_tokens`` puts on its tokens; of the mask it reads the
+    number of tokens alone."""
     standardizes_groups: bool = False
     """True when, with normalize_by_std, shifting or scaling a group's rewards leaves its advantages unchanged."""
 

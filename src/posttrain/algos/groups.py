@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from posttrain.records.span_tensors import spread
+
 
 def groups_of(group_index: Tensor, valid: Tensor) -> Iterator[Tensor]:
     """The rows of each group that has valid rows, one group after the other.
@@ -56,6 +58,6 @@ def on_tokens(per_response: Tensor, response_mask: Tensor) -> Tensor:
     """One number per response, on each of its sampled tokens.
 
     Args: per_response [B]; response_mask [B, T] bool.
-    Returns: [B, T] float32; 0 where response_mask is False.
+    Returns: [B, T] float32; 0 where response_mask is False. Unread where the mask is (records.span_tensors).
     """
-    return torch.where(response_mask, per_response.float()[:, None], 0.0)
+    return spread(per_response.float(), response_mask)

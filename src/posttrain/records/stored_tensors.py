@@ -1,12 +1,8 @@
-"""Tensors of a batch whose values lie in stored arrays, or follow from a number per row: [B, T] of a few numbers a row.
-
-To stages and engines they are tensors like any other. Rows can be taken from one without a look at its values; everything else
-reads them, once.
-"""
+"""Tensors of a batch whose values lie in stored arrays, in other processes: [B, T] of a few numbers a row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any, Self
@@ -15,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from posttrain.records.stored_rows import HeldArray, StoredArray, StoredRow
+from posttrain.records.unread_tensors import UnreadTensor
 
 ARRAY_BYTES = 1 << 20  # of a stored array, about: a reader of few rows fetches little more
 
@@ -26,8 +22,7 @@ ARRAY_BYTES = 1 << 20  # of a stored array, about: a reader of few rows fetches 
 class Stretches:
     """A stretch of values in every row of a batch; the other columns of the row are not described.
 
-    Row i has, from ``columns[i]`` on, the ``lengths[i]`` values of ``arrays[numbers[i]]`` from ``starts[i]`` on; where
-    ``repeated``, the first of them so many times.
+    Row i has, from ``columns[i]`` on, the ``lengths[i]`` values of ``arrays[numbers[i]]`` from ``starts[i]`` on.
     """
 
     arrays: tuple[StoredArray, ...]
@@ -35,7 +30,6 @@ class Stretches:
     starts: NDArray[np.int64]  # [B]
     lengths: NDArray[np.int32]  # [B]
     columns: NDArray[np.int32]  # [B]
-    repeated: bool = False
 
     def rows(self, index: NDArray[np.int64] | slice) -> Self:
         """The stretches of these rows, with the arrays that they need."""
@@ -52,11 +46,10 @@ class Stretches:
     def gathered(self) -> Self:
         """The same stretches in one array of this process, which holds nothing else."""
         found = [each.read() for each in self.arrays]
-        counts = np.minimum(self.lengths, 1) if self.repeated else self.lengths
-        places = zip(self.numbers.tolist(), self.starts.tolist(), counts.tolist(), strict=True)
+        places = zip(self.numbers.tolist(), self.starts.tolist(), self.lengths.tolist(), strict=True)
         pieces = [found[number][start : start + count] for number, start, count in places]
         values = np.concatenate(pieces) if pieces else np.zeros(0)
-        numbers, starts = np.zeros_like(self.numbers), np.cumsum(counts, dtype=np.int64) - counts
+        numbers, starts = np.zeros_like(self.numbers), np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         return replace(self, arrays=(HeldArray(values),), numbers=numbers, starts=starts)
 
     def from_column(self, column: int) -> Self | None:
@@ -76,43 +69,30 @@ class Stretches:
         )
         for row, (number, start, length, column) in zip(rows, places, strict=True):
             if length:
-                end = start + (1 if self.repeated else length)
-                row[column : column + length] = found[number][start:end]
+                row[column : column + length] = found[number][start : start + length]
 
 
-class StoredTensor(Tensor):
-    """See the module. Args: parts, the stretches of each row, which do not overlap; 0 in between. width T; dtype of the values.
-
-    On the CPU, without gradient. Its values must not be edited.
-    """
+class StoredTensor(UnreadTensor):
+    """See the module. Args: parts, the stretches of each row, which do not overlap; 0 in between. width T; dtype."""
 
     parts: tuple[Stretches, ...]
-    _in_memory_values: Tensor | None
 
     @staticmethod
     def __new__(cls, parts: tuple[Stretches, ...], width: int, dtype: torch.dtype) -> StoredTensor:
-        shape = len(parts[0].lengths), width
-        made: StoredTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
-        made.parts, made._in_memory_values = parts, None
+        made = cls._described(len(parts[0].lengths), width, dtype)
+        made.parts = parts
         return made
-
-    def __init__(self, *description: object):
-        super().__init__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return StoredTensor, (self.parts, self.shape[1], self.dtype)
 
-    def read(self) -> Tensor:
-        """The values, as a tensor in memory."""
-        if self._in_memory_values is None:
-            values = torch.zeros(self.shape, dtype=self.dtype)
-            for part in self.parts:
-                part.write(values.numpy())
-            self._in_memory_values = values
-        return self._in_memory_values
+    def _made_full(self) -> Tensor:
+        values = torch.zeros(self.shape, dtype=self.dtype)
+        for part in self.parts:
+            part.write(values.numpy())
+        return values
 
     def rows(self, index: slice | Tensor) -> StoredTensor:
-        """These rows, unread. Args: index, a slice or [n] int64 or bool."""
         chosen = index if isinstance(index, slice) else np.arange(len(self))[index.numpy()]
         return StoredTensor(tuple(part.rows(chosen) for part in self.parts), self.shape[1], self.dtype)
 
@@ -121,7 +101,7 @@ class StoredTensor(Tensor):
         return StoredTensor(tuple(part.gathered() for part in self.parts), self.shape[1], self.dtype)
 
     def from_column(self, column: int) -> Tensor:
-        """The columns from this one on; unread, where no stretch is cut by it. Args: column from 0 up to T."""
+        """See UnreadTensor; unread where no stretch is cut by the column."""
         parts = [part.from_column(column) for part in self.parts]
         kept = tuple(part for part in parts if part is not None)
         if len(kept) < len(parts):
@@ -129,60 +109,8 @@ class StoredTensor(Tensor):
         return StoredTensor(kept, self.shape[1] - column, self.dtype)
 
     def with_arrays(self, change: Callable[[StoredArray], StoredArray]) -> StoredTensor:
-        """The same tensor, of arrays that hold the same values elsewhere."""
         parts = tuple(replace(part, arrays=tuple(map(change, part.arrays))) for part in self.parts)
         return StoredTensor(parts, self.shape[1], self.dtype)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if function in _OF_NO_VALUE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return function(*args, **kwargs or {})
-        if (
-            function is Tensor.__getitem__
-            and isinstance(args[0], StoredTensor)
-            and (taken := _rows_of(*args)) is not None
-        ):
-            return taken
-        return function(*tree_map(_in_memory, args), **tree_map(_in_memory, dict(kwargs or {})))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return function(*tree_map(_in_memory, args), **tree_map(_in_memory, kwargs or {}))
-
-
-# All that is known of a tensor without its values.
-_OF_NO_VALUE = {
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "nbytes")
-    ),
-    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.__hash__),
-}
-
-
-def _rows_of(tensor: StoredTensor, index: Any) -> Tensor | None:
-    """Take rows, and columns of them, from a tensor; None for other indices."""
-    first, *others = index if isinstance(index, tuple) else (index,)
-    stepless = isinstance(first, slice) and first.step in (None, 1)
-    listed = isinstance(first, Tensor) and first.ndim == 1 and first.dtype in (torch.int64, torch.bool)
-    if not (stepless or listed) or len(others) > 1:
-        return None
-    rows = tensor.rows(first)
-    if not others:
-        return rows
-    begin = others[0].start if isinstance(others[0], slice) and others[0] == slice(others[0].start, None) else None
-    if type(begin) is int and 0 <= begin <= tensor.shape[1]:
-        return rows.from_column(begin)
-    return rows.read()[:, others[0]]
-
-
-def _in_memory(value: Any) -> Any:
-    return value.read() if isinstance(value, StoredTensor) else value
 
 
 def stored_rows(values: Tensor, lengths: Tensor, keep: Callable[[NDArray[Any]], StoredArray]) -> StoredTensor:
@@ -239,32 +167,6 @@ def _stretches(rows: Sequence[Sequence[float]], columns: Tensor, dtype: torch.dt
         lengths=np.array([row.length for row in found], np.int32),
         columns=columns.numpy().astype(np.int32),
     )
-
-
-def runs_of(tensor: Tensor) -> StoredTensor | None:
-    """The tensor [B, T] as one value for the beginning of each row and 0 behind it; None where it is not of that form.
-
-    Masks of single-turn responses are, and what is the same for all tokens of a response: 12 bytes a row instead of T values.
-    """
-    values = tensor.detach().numpy()
-    kinds = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-    # -0.0 and every NaN are values of their own
-    bits = np.ascontiguousarray(values).view(kinds[values.itemsize])
-    used = bits != 0
-    lengths = np.where(used.any(axis=1), used.shape[1] - used[:, ::-1].argmax(axis=1), 0)
-    first = bits[:, :1]
-    if not np.array_equal(used.sum(axis=1), lengths) or not np.array_equal(bits, np.where(used, first, 0)):
-        return None
-    count = len(values)
-    part = Stretches(
-        arrays=(HeldArray(values[:, 0].copy()),),
-        numbers=np.zeros(count, np.int32),
-        starts=np.arange(count),
-        lengths=lengths.astype(np.int32),
-        columns=np.zeros(count, np.int32),
-        repeated=True,
-    )
-    return StoredTensor((part,), values.shape[1], tensor.dtype)
 
 
 def concatenated(parts: Sequence[StoredTensor]) -> StoredTensor:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from posttrain.interfaces.row_work import RowReader, as_they_are
 from posttrain.libraries.disk_errors import naming
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.images import PromptImages
+from posttrain.records.span_tensors import at_places, first_places, row_counts
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
 from posttrain.run.sample_images import SampleImages
 from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
@@ -51,9 +51,8 @@ def write_samples(
     last_row = {line: row for row, line in enumerate(line_of)}
     advantages: Sequence[float | None] = [None] * len(places)
     if isinstance(batch, TrainBatch):
-        starts = batch.sequences.response_mask.to(torch.uint8).argmax(dim=1, keepdim=True)
-        first = batch.advantages.gather(1, starts).squeeze(1)
-        in_loss, values = batch.loss_mask.any(dim=1).tolist(), first.tolist()
+        first = at_places(batch.advantages, first_places(batch.sequences.response_mask))
+        in_loss, values = (row_counts(batch.loss_mask) > 0).tolist(), first.tolist()
         advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
     images = SampleImages(path.parent.parent)
     of_row = iter(advantages)

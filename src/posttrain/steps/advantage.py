@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import CriticTargets, SequenceBatch, ShapedBatch, TrainBatch
 from posttrain.records.joined import joined
 from posttrain.records.plans import AdvantagePlan
+from posttrain.records.span_tensors import SpanTensor, first_columns, row_counts, spread, with_values
 from posttrain.registry import ADVANTAGES
 from posttrain.steps.token_inputs import TOKEN_INPUTS
 
@@ -25,7 +26,7 @@ def estimate_advantages(shaped: ShapedBatch, values: Tensor | None, plan: Advant
     Raises: RequestError when the estimator needs something that no role has computed.
     """
     if shaped.teachers_alone:
-        return with_advantages(shaped, torch.zeros(shaped.sequences.response_mask.shape), plan)
+        return with_advantages(shaped, spread(torch.zeros(len(shaped.rewards)), shaped.sequences.response_mask), plan)
     advantages, returns = _run_estimator(plan, shaped.sequences, estimator_inputs(shaped, values, plan))
     critic = CriticTargets(values=values, returns=returns) if values is not None and returns is not None else None
     return with_advantages(shaped, advantages, plan, critic)
@@ -42,7 +43,8 @@ def with_advantages(
     if plan.whiten:
         advantages = whiten_parts(advantages, loss_mask, scored.part_index)
     if plan.clip is not None:
-        advantages = advantages.clamp(-plan.clip, plan.clip)
+        bound = plan.clip
+        advantages = with_values(advantages, lambda values: values.clamp(-bound, bound))
     return TrainBatch(
         sequences=batch,
         scores=scored.rewards,
@@ -88,7 +90,7 @@ def _run_estimator(
     """Advantages and, from estimators that compute them, returns; both [B, T].
 
     An estimator reads trajectories, each joined into one row of sampled tokens, unless it names trajectory_index: then it reads
-    the rows of the batch, which are steps of an environment.
+    the rows of the batch, which are steps of an environment. Of one number per response no token is needed.
     """
     estimator, needed = ADVANTAGES.get(plan.name, plan.path), inputs_of(plan)
     missing = [name for name in needed if available.get(name) is None]
@@ -101,6 +103,8 @@ def _run_estimator(
                 field="advantage.name",
             )
         )
+    if plan.path is None and ADVANTAGES.facts(plan.name).per_response:
+        return _per_response(estimator, plan, batch, {name: available[name] for name in needed}), None
     inputs = [available[name] for name in needed]
     if "trajectory_index" in needed:
         return _both(estimator(*inputs, **plan.parameters))
@@ -111,6 +115,30 @@ def _run_estimator(
         inputs[place] = inputs[place].masked_fill(~whole.join(available["response_mask"]), plan.pad_token)
     advantages, returns = _both(estimator(*inputs, **plan.parameters))
     return whole.split(advantages), None if returns is None else whole.split(returns)
+
+
+def _per_response(
+    estimator: Callable[..., Tensor], plan: AdvantagePlan, batch: SequenceBatch, inputs: Mapping[str, Any]
+) -> Tensor:
+    """The advantages [B, T] of an estimator that gives one number per trajectory, unread where the mask is.
+
+    Of a trajectory it reads the last row, and as its mask as many columns as it has sampled tokens in all of its rows.
+    """
+    mask, last = inputs["response_mask"], batch.last_rows
+    trajectories = last.long().cumsum(0) - last.long()  # [B], counted from 0
+    lengths = torch.zeros(int(last.sum()), dtype=torch.int64).index_add(0, trajectories, row_counts(mask))
+
+    def of_trajectories(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: each[last] for name, each in value.items()}
+        return value[last]
+
+    width = max(int(lengths.max()), 1)
+    given = {name: of_trajectories(value) for name, value in inputs.items() if name != "response_mask"}
+    given["response_mask"] = first_columns(lengths, width)
+    found = estimator(*(given[name] for name in inputs), **plan.parameters)
+    assert isinstance(found, SpanTensor), f"{plan.name} is registered as per_response, and gives numbers of tokens"
+    return spread(torch.from_numpy(found.values)[trajectories], mask)
 
 
 def _both(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -14,6 +14,7 @@ from posttrain.asynchrony.ledger import Entry
 from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
 from posttrain.records.prompts import Prompt
+from posttrain.records.span_tensors import SpanTensor, row_counts
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.stored_rows import equal_keys
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
@@ -210,15 +211,40 @@ def environment_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
-    kept = batch.advantages.masked_select(batch.loss_mask)
-    if not len(kept):
+    """Metrics of the advantages of loss tokens; empty where there is none."""
+    tokens = row_counts(batch.loss_mask)
+    rows = tokens > 0
+    if not rows.any():
         return {}
+    found = _sums_of_rows(batch.advantages, batch.loss_mask, tokens)[rows]
+    total, absolute = found[:, :2].sum(dim=0).tolist()
     return {
-        "advantage/mean": kept.mean().item(),
-        "advantage/abs_mean": kept.abs().mean().item(),
-        "advantage/max": kept.max().item(),
-        "advantage/min": kept.min().item(),
+        "advantage/mean": total / int(tokens.sum()),
+        "advantage/abs_mean": absolute / int(tokens.sum()),
+        "advantage/max": found[:, 2].max().item(),
+        "advantage/min": found[:, 3].min().item(),
     }
+
+
+def _sums_of_rows(values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+    """Add up the values that the mask selects in each row, and their sizes; find the largest and the smallest, [B, 4] float64.
+
+    Of one number per row, a sum is this number times the tokens: float64 has the sum of so many equal float32 numbers exactly, so
+    both ways give the same bits.
+    """
+    if isinstance(values, SpanTensor) and isinstance(mask, SpanTensor):
+        each = torch.from_numpy(values.values).double()
+        return torch.stack([each * tokens, each.abs() * tokens, each, each], dim=1)
+    kept = torch.where(mask, values, 0.0)
+    return torch.stack(
+        [
+            kept.sum(dim=1, dtype=torch.float64),
+            kept.abs().sum(dim=1, dtype=torch.float64),
+            torch.where(mask, values, -torch.inf).amax(dim=1).double(),
+            torch.where(mask, values, torch.inf).amin(dim=1).double(),
+        ],
+        dim=1,
+    )
 
 
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:

@@ -19,7 +19,6 @@ from posttrain.records.stored_tensors import (
     concatenated,
     in_arrays,
     padded,
-    runs_of,
     stored_rows,
 )
 
@@ -59,6 +58,8 @@ def test_whoever_looks_gets_the_values() -> None:
     assert torch.equal(torch.where(stored > 3, stored, -1.0), torch.where(values > 3, values, -1.0))
     assert torch.equal(stored[:, 1:3], values[:, 1:3]) and torch.equal(stored[1:4, :2], values[1:4, :2])
     assert stored[2, 1].item() == values[2, 1].item()
+    rows, columns = torch.tensor([4, 1, 2]), torch.tensor([0, 3, 1])
+    assert torch.equal(stored[rows, columns], values[rows, columns]) and torch.equal(stored[rows, 1], values[rows, 1])
     weights = torch.ones_like(values, requires_grad=True)
     (weights * stored).sum().backward()
     assert weights.grad is not None and torch.equal(weights.grad, values)
@@ -135,9 +136,6 @@ def test_gathered_rows_hold_their_own_values_and_no_others(monkeypatch: pytest.M
     assert torch.equal(found, values[index])
     [array] = found.parts[0].arrays
     assert array.read().tolist() == [each for row in values[index].tolist() for each in row if each]
-    runs = runs_of(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    assert runs is not None
-    assert runs[1:].gathered().tolist() == [[5.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 def test_a_stored_row_reads_like_a_tuple() -> None:
@@ -147,27 +145,6 @@ def test_a_stored_row_reads_like_a_tuple() -> None:
     assert row + (1,) == (8, 9, 1) and (1,) + row == (1, 8, 9)
     assert np.asarray(row, np.int64).tolist() == [8, 9] and row != (8,) and row != 3
     assert digest_of(row) == digest_of((8, 9)) != digest_of((9, 8))
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [[True, True, False], [False, False, False], [True, True, True]],
-        [[0.5, 0.5, 0.0], [-1.25, 0.0, 0.0], [float("nan"), float("nan"), 0.0]],
-        [[-0.0, -0.0, 0.0]],
-        [[3, 3, 3], [0, 0, 0]],
-    ],
-)
-def test_runs_give_the_values_back_to_the_bit(rows: list[list[Any]]) -> None:
-    tensor = torch.tensor(rows)
-    runs = runs_of(tensor)
-    assert runs is not None and runs.dtype == tensor.dtype
-    assert runs.read().numpy().tobytes() == tensor.numpy().tobytes()
-
-
-@pytest.mark.parametrize("row", [[0, 1, 1], [1, 0, 1], [1, 2, 0], [0.0, -0.0, 0.0], [1.0, 1.0, -0.0]])
-def test_other_values_are_no_runs(row: list[Any]) -> None:
-    assert runs_of(torch.tensor([row])) is None
 
 
 def test_equal_token_ids_have_equal_keys_wherever_they_lie() -> None:

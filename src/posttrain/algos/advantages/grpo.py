@@ -8,7 +8,7 @@ from posttrain.algos.groups import centered, compare_in_groups, on_tokens
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("grpo", compares_responses=True, standardizes_groups=True)
+@ADVANTAGES.register("grpo", compares_responses=True, standardizes_groups=True, per_response=True)
 def grpo(
     rewards: Tensor,
     valid: Tensor,

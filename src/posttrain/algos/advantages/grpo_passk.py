@@ -9,7 +9,7 @@ from posttrain.algos.groups import compare_in_groups, on_tokens
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("grpo_passk", compares_responses=True)
+@ADVANTAGES.register("grpo_passk", compares_responses=True, per_response=True)
 def grpo_passk(
     rewards: Tensor, valid: Tensor, group_index: Tensor, response_mask: Tensor, *, normalize_by_std: bool = True
 ) -> Tensor:

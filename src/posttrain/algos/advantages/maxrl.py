@@ -8,7 +8,7 @@ from posttrain.algos.groups import centered, compare_in_groups, on_tokens
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("maxrl", compares_responses=True)
+@ADVANTAGES.register("maxrl", compares_responses=True, per_response=True)
 def maxrl(
     rewards: Tensor,
     valid: Tensor,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from posttrain.algos.groups import compare_in_groups, on_tokens
+from posttrain.records.span_tensors import row_counts
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("opo", compares_responses=True)
+@ADVANTAGES.register("opo", compares_responses=True, per_response=True)
 def opo(
     rewards: Tensor,
     valid: Tensor,
@@ -29,7 +30,7 @@ def opo(
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: arXiv:2505.23585, the optimal baseline with the gradient norm taken as proportional to length.
     """
-    lengths = response_mask.sum(dim=1).double()
+    lengths = row_counts(response_mask).double()
 
     def compare(scores: Tensor, rows: Tensor) -> Tensor:
         weights = lengths[rows]

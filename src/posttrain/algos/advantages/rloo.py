@@ -8,7 +8,7 @@ from posttrain.algos.groups import centered, compare_in_groups, on_tokens
 from posttrain.registry import ADVANTAGES
 
 
-@ADVANTAGES.register("rloo", compares_responses=True)
+@ADVANTAGES.register("rloo", compares_responses=True, per_response=True)
 def rloo(
     rewards: Tensor,
     valid: Tensor,

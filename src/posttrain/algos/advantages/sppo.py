@@ -12,7 +12,7 @@ from posttrain.registry import ADVANTAGES
 from posttrain.settings import NonNegative
 
 
-@ADVANTAGES.register("sppo")
+@ADVANTAGES.register("sppo", per_response=True)
 def sppo(rewards: Tensor, valid: Tensor, response_mask: Tensor, *, soft_mean_scale: NonNegative = 1.0) -> Tensor:
     """A = r - soft mean of all rewards of the step, the same for every token of a response.
 

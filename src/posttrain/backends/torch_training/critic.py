@@ -15,6 +15,7 @@ from posttrain.models.value_head import head_name, token_values
 from posttrain.models.vision import model_inputs
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import PreferencePlan, ValueLossPlan
+from posttrain.records.span_tensors import row_counts
 from posttrain.records.statistics import ValueStats
 
 
@@ -39,7 +40,7 @@ class ValueModel(OptimizedModel):
 
         self.cutter.rows_together = loss.rows_per_unit if isinstance(loss, PreferencePlan) else 1
         total, sums, values = self.accumulate(batch, learn)
-        return ValueStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), values=values)
+        return ValueStats(loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()), values=values)
 
     def _head(self) -> str | None:
         return head_name(self.model)

@@ -24,6 +24,7 @@ from posttrain.errors import ModelError, Problem
 from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan
+from posttrain.records.span_tensors import row_counts
 from posttrain.records.statistics import ForwardBackwardStats
 
 
@@ -189,7 +190,7 @@ class PolicyModel(OptimizedModel):
             if self._routers:
                 self._routers.clear()
         return ForwardBackwardStats(
-            loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=policy_logprobs
+            loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()), policy_logprobs=policy_logprobs
         )
 
     def _learn_preferences(self, batch: TrainBatch, loss: PreferencePlan, counts: LossCounts) -> ForwardBackwardStats:
@@ -202,7 +203,7 @@ class PolicyModel(OptimizedModel):
             return MicroBatch(loss=preference_loss(logprobs, micro, loss, counts), sums={}, values=logprobs.detach())
 
         total, sums, policy_logprobs = self.accumulate(batch, learn)
-        tokens = int(batch.loss_mask.sum())
+        tokens = int(row_counts(batch.loss_mask).sum())
         return ForwardBackwardStats(loss=total, sums=sums, tokens=tokens, policy_logprobs=policy_logprobs)
 
     def _balance(self, batch: TrainBatch, coef: float) -> Callable[[torch.device], Tensor] | None:

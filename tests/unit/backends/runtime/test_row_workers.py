@@ -15,7 +15,8 @@ from posttrain.backends.runtime.ray.shelf import Shelf, taken_down
 from posttrain.backends.runtime.ray.wire import to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.records.stored_rows import HeldArray
-from posttrain.records.stored_tensors import StoredTensor, stored_rows
+from posttrain.records.stored_tensors import stored_rows
+from posttrain.records.unread_tensors import UnreadTensor
 from posttrain.steps.measure import gap_metrics, off_policy_metrics
 
 LENGTHS = torch.tensor([3, 0, 5, 1, 5, 2, 4])
@@ -56,7 +57,7 @@ def test_metrics_are_the_same_to_the_bit_for_any_number_of_ranks(ranks: int, mon
     assert off_policy_metrics(*stored, mask, over_rows) == off_policy_metrics(sampled, trained, mask)
     shares = [len(tensors[0]) for tensors in workers.shares]
     assert sum(shares) == 2 * 7 and len(shares) == 2 * min(ranks, 7) and max(shares) - min(shares) <= 1
-    assert all(isinstance(each, StoredTensor) for tensors in workers.shares for each in tensors)
+    assert all(isinstance(each, UnreadTensor) for tensors in workers.shares for each in tensors)
     # By hand, of the tokens as one list
     gaps = (sampled - trained)[mask].abs().double()
     expected = {"gap/mean": gaps.mean().item(), "gap/max": gaps.max().item()}

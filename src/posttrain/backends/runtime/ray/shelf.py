@@ -2,8 +2,8 @@
 
 Ray hands a worker the arrays without a copy, from memory that the processes of a node share: a rank copies the rows that it
 computes, and no others. A mini-batch of neighbouring rows is a range of the arrays of its batch, and puts nothing. What workers
-have put there (records.stored_tensors) is passed on as it is, and masks and what is equal for all tokens of a response travel
-as a number and a length per row.
+have put there (records.stored_tensors) is passed on as it is, and so are masks and what is
+equal for all tokens of a response, which are a number and a few spans per row (records.span_tensors).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from posttrain.backends.runtime.ray.cluster import RayArray
 from posttrain.backends.runtime.ray.wire import PlainRecord, map_plain
+from posttrain.records.span_tensors import runs_of
 from posttrain.records.stored_rows import HeldArray, StoredArray
-from posttrain.records.stored_tensors import StoredTensor, runs_of
+from posttrain.records.unread_tensors import UnreadTensor
 
 SMALLEST = 1 << 16  # bytes; smaller arrays travel with their record
 # Of a step's token: ids and versions 8 each; log-probs of sampler, policy and reference, advantages, values and returns 4 each;
@@ -68,15 +69,15 @@ class Shelf:
         numbers: dict[int, int] = {}  # by id of the tensor
 
         def plain(tensor: Tensor) -> Any:
-            if isinstance(tensor, StoredTensor):
+            if isinstance(tensor, UnreadTensor):
                 return tensor.with_arrays(self._outside)
             if tensor.nbytes < SMALLEST:
                 return tensor.detach().numpy()
             whole, start = _source(tensor)
             form = self._form(whole)
-            if isinstance(form, StoredTensor) and not _are_rows(tensor, whole, start):
+            if isinstance(form, UnreadTensor) and not _are_rows(tensor, whole, start):
                 whole, start, form = tensor, 0, self._form(tensor)
-            if isinstance(form, StoredTensor):
+            if isinstance(form, UnreadTensor):
                 first = start // form.shape[1]
                 return form.rows(slice(first, first + len(tensor))).with_arrays(self._outside)
             if id(whole) not in numbers:

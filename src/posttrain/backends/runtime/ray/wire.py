@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.records.stored_tensors import StoredTensor
+from posttrain.records.unread_tensors import UnreadTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class PlainRecord:
 
 
 def to_plain(value: Any) -> Any:
-    """Arrays for tensors (which must be on the CPU), in records, mappings, lists and tuples; everything else as it is, stored
+    """Arrays for tensors (which must be on the CPU), in records, mappings, lists and tuples; everything else as it is, unread
     tensors too."""
-    return map_plain(value, lambda each: each if isinstance(each, StoredTensor) else each.detach().numpy())
+    return map_plain(value, lambda each: each if isinstance(each, UnreadTensor) else each.detach().numpy())
 
 
 def map_plain(value: Any, plain_form: Callable[[Tensor], Any]) -> Any:

@@ -18,6 +18,7 @@ from posttrain.config.policy import OptimizerConfig
 from posttrain.models.head import states_at
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import ValueLossPlan
+from posttrain.records.span_tensors import row_counts
 from posttrain.records.statistics import LossStats
 from posttrain.registry import VALUE_ENGINES
 
@@ -59,7 +60,7 @@ class MegatronValueEngine(MegatronLearner):
             return learn_values(micro, values, loss, counts)
 
         total, sums, _ = self.accumulate(batch, self._values, learn)
-        return LossStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()))
+        return LossStats(loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()))
 
     def _values(self, hidden: Tensor, row: Row) -> Sequence[Tensor]:
         if self._sharding.sequence_parallel:

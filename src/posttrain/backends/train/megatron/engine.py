@@ -29,6 +29,7 @@ from posttrain.models.routing import Routers
 from posttrain.plan.experts import expert_layers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
+from posttrain.records.span_tensors import row_counts
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.registry import TRAIN_ENGINES
 
@@ -131,4 +132,6 @@ class MegatronTrainEngine(MegatronLearner):
         else:
             scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
         total, sums, logprobs = self.accumulate(batch, scores, learn)
-        return ForwardBackwardStats(loss=total, sums=sums, tokens=int(batch.loss_mask.sum()), policy_logprobs=logprobs)
+        return ForwardBackwardStats(
+            loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()), policy_logprobs=logprobs
+        )
