@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import CriticTargets, SequenceBatch, ShapedBatch, TrainBatch
 from posttrain.records.joined import joined
 from posttrain.records.plans import AdvantagePlan
-from posttrain.records.span_tensors import SpanTensor, first_columns, row_counts, spread, with_values
+from posttrain.records.span_tensors import spread, with_values
 from posttrain.registry import ADVANTAGES
+from posttrain.steps.per_response import per_response
 from posttrain.steps.token_inputs import TOKEN_INPUTS
 
 
@@ -104,7 +105,7 @@ def _run_estimator(
             )
         )
     if plan.path is None and ADVANTAGES.facts(plan.name).per_response:
-        return _per_response(estimator, plan, batch, {name: available[name] for name in needed}), None
+        return per_response(estimator, plan, batch, {name: available[name] for name in needed}), None
     inputs = [available[name] for name in needed]
     if "trajectory_index" in needed:
         return _both(estimator(*inputs, **plan.parameters))
@@ -115,30 +116,6 @@ def _run_estimator(
         inputs[place] = inputs[place].masked_fill(~whole.join(available["response_mask"]), plan.pad_token)
     advantages, returns = _both(estimator(*inputs, **plan.parameters))
     return whole.split(advantages), None if returns is None else whole.split(returns)
-
-
-def _per_response(
-    estimator: Callable[..., Tensor], plan: AdvantagePlan, batch: SequenceBatch, inputs: Mapping[str, Any]
-) -> Tensor:
-    """The advantages [B, T] of an estimator that gives one number per trajectory, unread where the mask is.
-
-    Of a trajectory it reads the last row, and as its mask as many columns as it has sampled tokens in all of its rows.
-    """
-    mask, last = inputs["response_mask"], batch.last_rows
-    trajectories = last.long().cumsum(0) - last.long()  # [B], counted from 0
-    lengths = torch.zeros(int(last.sum()), dtype=torch.int64).index_add(0, trajectories, row_counts(mask))
-
-    def of_trajectories(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: each[last] for name, each in value.items()}
-        return value[last]
-
-    width = max(int(lengths.max()), 1)
-    given = {name: of_trajectories(value) for name, value in inputs.items() if name != "response_mask"}
-    given["response_mask"] = first_columns(lengths, width)
-    found = estimator(*(given[name] for name in inputs), **plan.parameters)
-    assert isinstance(found, SpanTensor), f"{plan.name} is registered as per_response, and gives numbers of tokens"
-    return spread(torch.from_numpy(found.values)[trajectories], mask)
 
 
 def _both(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
