@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ def with_advantages(
     if plan.whiten:
         advantages = whiten_parts(advantages, loss_mask, scored.part_index)
     if plan.clip is not None:
-        bound = plan.clip
-        advantages = with_values(advantages, lambda values: values.clamp(-bound, bound))
+        advantages = with_values(advantages, partial(torch.clamp, min=-plan.clip, max=plan.clip))
     return TrainBatch(
         sequences=batch,
         scores=scored.rewards,
@@ -94,16 +94,12 @@ def _run_estimator(
     the rows of the batch, which are steps of an environment. Of one number per response no token is needed.
     """
     estimator, needed = ADVANTAGES.get(plan.name, plan.path), inputs_of(plan)
-    missing = [name for name in needed if available.get(name) is None]
-    if missing:
-        raise RequestError(
-            Problem(
-                f"the advantage estimator {plan.name} needs {' and '.join(missing)}, and this run has no role that "
-                f"computes {'them' if len(missing) > 1 else 'it'}",
-                fix="choose another estimator, such as advantage.name=grpo",
-                field="advantage.name",
-            )
+    if missing := [name for name in needed if available.get(name) is None]:
+        absent = (
+            f"needs {' and '.join(missing)}, and this run has no role that computes {'them' if missing[1:] else 'it'}"
         )
+        fix = "choose another estimator, such as advantage.name=grpo"
+        raise RequestError(Problem(f"the advantage estimator {plan.name} {absent}", fix=fix, field="advantage.name"))
     if plan.path is None and ADVANTAGES.facts(plan.name).per_response:
         return per_response(estimator, plan, batch, {name: available[name] for name in needed}), None
     inputs = [available[name] for name in needed]
