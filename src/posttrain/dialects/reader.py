@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from posttrain.config.reading.compose import Composed
+from posttrain.config.reading.defaults import Options
 from posttrain.dialects.ledger import ABSENT, Ledger
 from posttrain.dialects.loaded import Ignored
 from posttrain.dialects.own_keys import (
@@ -33,6 +34,8 @@ class Dialect:
     unknown_keys: Literal["refuse", "warn"] = "refuse"
     # Files that a defaults list may name.
     built_in: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
+    # Of these files: by group, such as engine, the options and what each holds otherwise
+    options: Mapping[str, Options] = field(default_factory=dict)
     refers_to_defaults: bool = True  # True: ${...} may refer to a key that is not written
     # Gives sections that have several names the name of their rows
     renamed: Callable[[Composed], Composed] = lambda composed: composed

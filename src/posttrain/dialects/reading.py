@@ -57,14 +57,14 @@ def read_dialect(
     """
     ledger = (dialect.ledger.at(version) if version else dialect.ledger).of(entry.name)
     known = Known(ledger, dialect.ledger, frees=drop_unknown)
-    choices, overrides = split_choices(path, overrides)
+    choices, overrides = split_choices(path, overrides, dialect.options)
     composed = compose(
         path,
         overrides,
         struct=dialect.unknown_keys == "refuse",
         base=ledger.defaults() if dialect.refers_to_defaults else None,
         known=known,
-        read=lambda file: read_with_defaults(file, dialect.built_in, choices),
+        read=lambda file: read_with_defaults(file, dialect.built_in, choices, dialect.options),
         leave_out_missing=True,
         name_unset=skip_files,
     )

@@ -92,6 +92,23 @@ def test_verls_teachers_have_the_devices_of_their_pool() -> None:
     assert devices_of(sampled(ONE)) == {"teacher_model": None}
 
 
+@pytest.mark.parametrize(("own_pool", "devices"), [(True, [2, 3, 4, 5]), (False, None)])
+def test_the_one_teacher_of_spring_2026(own_pool: bool, devices: list[int] | None) -> None:
+    """verl between 0.7 and 0.8: distillation.teacher_model, whose pool is its own."""
+    one = "+distillation.teacher_model"
+    keys = (
+        f"{one}.model_path=x",
+        f"{one}.enable_resource_pool={own_pool}",
+        f"{one}.nnodes=2",
+        f"{one}.n_gpus_per_node=2",
+    )
+    loaded = sampled(*keys, f"{one}.inference.max_num_seqs=64")
+    assert devices_of(loaded) == {"teacher_model": devices}
+    assert loaded.config.distillation.teachers["teacher_model"].path == "x"
+    (problem,) = sampled(*keys, f"{one}.modl_path=y").problems
+    assert "a teacher has no key modl_path" in problem.what
+
+
 def test_a_pool_that_teachers_do_not_fill_is_refused() -> None:
     (problem,) = sampled(TWO, *pool(1, 4)).problems
     assert problem.what.startswith("the teachers have 4 devices") and problem.what.endswith("are a 1, b 2")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.dialects.detect import read_config
+from posttrain.errors import ConfigError
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
@@ -188,6 +189,28 @@ class TestLaterFineTuning:
         config = self.sft("optim.lr_scheduler_type=constant", file="sft_trainer").config
         assert config.policy.schedule.name == "cosine" and config.data.messages_column is None
 
+    @pytest.mark.parametrize(
+        ("engine", "lr", "schedule"),
+        [("fsdp", 1e-3, "constant"), ("veomni", 1e-3, "cosine"), ("automodel", 1e-5, "cosine")],
+    )
+    def test_an_engine_s_files_are_chosen_by_their_names(self, engine: str, lr: float, schedule: str) -> None:
+        """As scripts do, without a checkout of verl beside them: automodel's own learning rate is 1e-5."""
+        loaded = self.sft(f"engine={engine}", f"optim={engine}", "model=hf_model", "optim.weight_decay=0.1")
+        config = loaded.config
+        assert not loaded.problems and config.policy.optimizer.weight_decay == 0.1
+        assert (config.policy.optimizer.lr, config.policy.schedule.name) == (lr, schedule)
+
+    def test_megatron_s_sizes_are_read_where_its_file_is_chosen(self) -> None:
+        chosen = ["engine=megatron", "optim=megatron", "engine.tensor_model_parallel_size=2", "optim.min_lr=1e-4"]
+        given = ["data.train_files=a.parquet", "optim.lr_decay_style=cosine", "trainer.n_gpus_per_node=2", *chosen]
+        config = read_config("sft_trainer_engine", given, None).config
+        assert (config.policy.tensor_parallel, config.policy.schedule.name) == (2, "cosine")
+        assert config.policy.schedule.min_lr_ratio == pytest.approx(0.1)  # 1e-4 of 1e-3
+
+    def test_a_file_that_verl_does_not_have_is_named(self) -> None:
+        with pytest.raises(ConfigError, match=r"no option 'fsbp' of engine .*did you mean fsdp\?"):
+            self.sft("engine=fsbp")
+
     def test_halved_precision_computes_with_full_trained_weights(self) -> None:
         loaded = self.sft("engine.dtype=fp16", "engine.model_dtype=fp16")
         assert (loaded.problems, loaded.config.model.compute_dtype) == ((), "float16")
@@ -314,3 +337,17 @@ def test_adapters_in_megatrons_words(tmp_path: Path) -> None:
     assert read(tmp_path, "", f"{lora}.rank=0").config.policy.lora is None
     [problem] = read(tmp_path, "", f"{lora}.rank=8", f"{lora}.target_modules=[linear_qvk]").problems
     assert "names 'linear_qvk', which is no kind of layer" in problem.what
+
+
+def test_a_default_that_the_file_repeats_gives_way_to_the_other_name(tmp_path: Path) -> None:
+    """verl's own files of 2026 hold router_replay.mode twice, and its scripts override one of them."""
+    both = f"{A}.megatron.router_replay.mode", f"{A}.router_replay.mode"
+    text = (
+        "actor_rollout_ref: {actor: {router_replay: {mode: disabled}, megatron: {router_replay: {mode: disabled}}}}\n"
+    )
+    for key in both:
+        loaded = read(tmp_path, text, f"{key}=R2", f"{A}.strategy=megatron", "critic.strategy=megatron")
+        assert not [one for one in loaded.problems if "router_replay" in one.what]
+        assert loaded.config.policy.routing_replay
+    clash = read(tmp_path, text, f"{both[0]}=R2", f"{both[1]}=R3")
+    assert any("is the later name of" in one.what for one in clash.problems)

@@ -100,6 +100,12 @@ def test_the_recipe_prime_s_file_of_0_7_has_a_later_name_for_the_shape_of_the_le
     assert f"{optimizer}.lr_scheduler_type" in named
 
 
+def test_the_recipe_prime_s_file_of_0_2_warms_up_for_no_step() -> None:
+    words = examples.in_full("verl", "train", ("prime",))
+    loaded = read(*words, "reward_model.model.optim.lr_warmup_steps_ratio=0.0")
+    assert not loaded.problems and loaded.config.reward.process.schedule.warmup_updates == 0
+
+
 def test_the_recipe_prime_has_one_estimator_and_whole_batches() -> None:
     words = examples.in_full("verl", "train", ("prime",))
     for word, said in (

@@ -48,14 +48,19 @@ class DefaultsEntry:
 
 
 Choices = Mapping[tuple[str, str], str]
+# Of a file that a peer ships: by group the options and what each holds otherwise than the file, from the top
+Options = Mapping[str, Mapping[str, Tree]]
 
 
-def split_choices(path: str | None, overrides: Sequence[str]) -> tuple[dict[tuple[str, str], str], list[str]]:
+def split_choices(
+    path: str | None, overrides: Sequence[str], shipped: Mapping[str, Options] | None = None
+) -> tuple[dict[tuple[str, str], str], list[str]]:
     """Split overrides. Returns: those that choose another file for an entry of the defaults list, ``optim=megatron``, by group
-    and package; and all others."""
+    and package; and all others. ``shipped`` holds the options of files that are known by their names."""
     listed = read_yaml(path)[0].get("defaults") if path is not None and Path(path).expanduser().is_file() else None
     entries = [_entry(one) for item in listed for one in _options(item)] if isinstance(listed, list) else []
     known = {entry.choice for entry in entries if entry is not None and entry.group}
+    known |= {(group, group) for group in _shipped_options(path, shipped)}
     choices: dict[tuple[str, str], str] = {}
     rest = []
     for text in overrides:
@@ -69,18 +74,36 @@ def split_choices(path: str | None, overrides: Sequence[str]) -> tuple[dict[tupl
     return choices, rest
 
 
+def _shipped_options(path: str | None, shipped: Mapping[str, Options] | None) -> Options:
+    """The groups of a file that is known by its name; none for one on this disk."""
+    if path is None or shipped is None or Path(path).is_file():
+        return {}
+    return shipped.get(path.removesuffix(".yaml"), {})
+
+
 def read_with_defaults(
-    path: str, built_in: Mapping[str, Callable[[], Tree]], choices: Choices | None = None
+    path: str,
+    built_in: Mapping[str, Callable[[], Tree]],
+    choices: Choices | None = None,
+    shipped: Mapping[str, Options] | None = None,
 ) -> tuple[Tree, Places]:
     """The file laid upon what its defaults list names.
 
     Args: ``built_in`` holds, by name, what a peer ships and users refer to (``ppo_trainer``); it is used where no file of
         that name lies beside the user's, and for a ``path`` that is no more than such a name. Its keys have no place: they
-        count as defaults. ``choices`` are those of ``split_choices``.
+        count as defaults. ``choices`` are those of ``split_choices``, ``shipped`` the options of such names.
     Raises: ConfigError for files that cannot be read, an entry that names nothing, files that name each other in a circle.
     """
     if path.removesuffix(".yaml") in built_in and not Path(path).is_file():
-        return built_in[path.removesuffix(".yaml")](), {}
+        tree = built_in[path.removesuffix(".yaml")]()
+        for (group, _), option in (choices or {}).items():
+            options = _shipped_options(path, shipped).get(group, {})
+            if option not in options:
+                what = f"there is no option {option!r} of {group} (known: {', '.join(options)})"
+                fix = did_you_mean(option, options, listed=True)
+                raise ConfigError(Problem(what, fix=fix, where=f"override {group}={option}"))
+            merged(tree, options[option])
+        return tree, {}
     search = _Search(root=Path(path).parent, built_in=built_in, choices=choices or {})
     return _read(Path(path), search, chain=())
 

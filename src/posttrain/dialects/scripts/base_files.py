@@ -95,10 +95,12 @@ def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tup
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     path = Path(named.get("path") or own_folder or "config").expanduser()
     home = _file_of(trainer.written).parent  # which Hydra's paths start from
+    # Of a path below the current folder, also its part there: the script's users may start it in another one
+    below = [path.relative_to(roots[0])] if roots and path.is_absolute() and path.is_relative_to(roots[0]) else []
     for root in roots:
-        for found in (root / home / path / file, root / path / file):
-            if found.is_file():
-                return (str(found),)
+        for part in (home / path, path, *below):
+            if (root / part / file).is_file():
+                return (str(root / part / file),)
     if recipe is not None and name.removesuffix(".yaml") == recipe.file:
         return recipe.holds
     if not named:

@@ -10,7 +10,8 @@ from posttrain.dialects.verl.rules import rules
 from posttrain.dialects.verl.rules.evaluate import evaluate_rules
 from posttrain.dialects.verl.rules.generate import generate_rules
 from posttrain.dialects.verl.rules.sft import sft_rules
-from posttrain.dialects.verl.strategies import MEGATRON, SHARDED
+from posttrain.dialects.verl.rules.sft_engine import AUTOMODEL
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, TORCHTITAN, VEOMNI
 
 
 def _ppo_trainer() -> dict[str, Any]:
@@ -50,6 +51,9 @@ def _ppo_megatron_trainer() -> dict[str, Any]:
     return tree
 
 
+# Files of its folders engine and optim
+_ENGINES = (SHARDED[0], MEGATRON, VEOMNI, TORCHTITAN, AUTOMODEL)
+
 DIALECT = Dialect(
     name="verl",
     ledger=LEDGER,
@@ -61,5 +65,12 @@ DIALECT = Dialect(
         "sft_trainer_engine": _sft_trainer_engine,
         "generation": _generation,
         "evaluation": _evaluation,
+    },
+    options={
+        "sft_trainer_engine": {
+            "model": {"hf_model": {}},
+            "engine": {name: {"engine": {"strategy": name}} for name in _ENGINES},
+            "optim": {name: {"optim": {"lr": 1e-5}} if name == AUTOMODEL else {} for name in _ENGINES},
+        }
     },
 )

@@ -54,6 +54,8 @@ def problems(folder: Path, text: str, *arguments: str, **environment: str) -> st
         ("D=x", "p=a-$D/f.parquet q=http://$D:8/y", ["p=a-x/f.parquet", "q=http://x:8/y"]),
         ("", "a=1 `# a remark` \\\n  b=2 2>&1 | tee log", ["a=1", "b=2"]),
         ("A=1 \\\nB=2", "a=$A b=$B", ["a=1", "b=2"]),
+        ("D=${D:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}", "a=$D", ["a=gpu"]),
+        ("D=$(python3 - <<'X'\nprint(get_device_name())\nX\n)\nN=0\n[ $D = npu ] && N=1", "a=$D b=$N", ["a=cuda", "b=0"]),
         ("", "a=$((1 << 63)) b=$((10 ** 18 * 10))", ["a=-9223372036854775808", "b=-8446744073709551616"]),  # as bash prints
     ],
 )  # fmt: skip
@@ -359,3 +361,18 @@ def test_keys_of_this_program_are_no_arguments_of_the_script(tmp_path: Path) -> 
     """A script that reads its options one by one would take the key for one of them, and the run would lack it."""
     text = f'while [ $# -gt 0 ]; do case "$1" in --size) SIZE=$2; shift 2 ;; *) shift ;; esac; done\n{CALL}a=${{SIZE:-1}}\n'
     assert words(tmp_path, text, "--size", "4", "+posttrain.own_keys=[a]") == ["a=4", "+posttrain.own_keys=[a]"]
+
+
+def test_a_script_finds_what_stands_above_it_from_any_folder(tmp_path: Path) -> None:
+    """Scripts of a checkout are started at its root, and planned from elsewhere."""
+    checkout, elsewhere = tmp_path / "checkout", tmp_path / "elsewhere"
+    for folder in (checkout / "examples/config", elsewhere):
+        folder.mkdir(parents=True)
+    (checkout / "examples/config/mine.yaml").write_text("trainer: {total_epochs: 7}\n")
+    (checkout / "examples/base.sh").write_text(
+        f'{CALL} --config-path="$(pwd)/examples/config" --config-name=mine "$@"\n', encoding="utf-8"
+    )
+    script = checkout / "examples/run.sh"
+    script.write_text("bash examples/base.sh data.seed=3\n", encoding="utf-8")
+    launch = read_script(str(script), (), {}, folder=elsewhere)
+    assert launch.arguments == (f"{checkout}/examples/config/mine.yaml", "data.seed=3")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.dialects.reader import Reader
+from posttrain.dialects.ledger import ABSENT
+from posttrain.dialects.reader import Reader, same
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
 
+_ONE_TEACHER = "distillation.teacher_model"
+_ITS_DEVICES = ("enable_resource_pool", "n_gpus_per_node", "nnodes")
 # Sections that hold a role's ulysses_sequence_parallel_size besides the role itself, whose own counts where it is above 1.
 _ULYSSES = ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", "critic.model.fsdp_config"), ("critic", "critic.fsdp"))
 
 
 def read_later_names(keys: Reader) -> dict[str, Any]:
-    """Let all rules that follow read a setting by its earlier name. Both names with different values are a problem.
+    """Let all rules that follow read a setting by its earlier name. Both names with different values are a problem, unless one
+    is a default that a file repeats, as verl's own do.
 
     Returns: the fields of settings that need no rule.
     """
@@ -21,7 +25,11 @@ def read_later_names(keys: Reader) -> dict[str, Any]:
     for row in keys.ledger.rows:
         if not row.same_as or (value := get(keys, row.name)) is None:
             continue
-        if keys.written(row.same_as) and keys[row.same_as] != value:
+        default = keys.ledger.by_name[row.same_as].default if row.same_as in keys.ledger.by_name else ABSENT
+        repeated = [name for name in (row.name, row.same_as) if keys.in_file(name) and same(keys[name], default)]
+        if keys.written(row.same_as) and keys[row.same_as] != value and row.same_as not in repeated:
+            if row.name in repeated:
+                continue
             what = f"{row.name} is the later name of {row.same_as}, and they are {value} and {keys[row.same_as]}"
             keys.problem(what, key=row.name, fix="keep one of them")
         elif (earlier := keys.ledger.find(row.same_as)) is not None:
@@ -29,11 +37,28 @@ def read_later_names(keys: Reader) -> dict[str, Any]:
             if not earlier.by_rule:
                 fields |= dict.fromkeys(earlier.fields, earlier.to(value) if earlier.to else value)
     _read_model_engine(keys)
+    _read_one_teacher(keys)
     for role, section in _ULYSSES:
         own, later = (f"{place}.ulysses_sequence_parallel_size" for place in (role, section))
         if get(keys, own, 1) == 1 and get(keys, later, 1) > 1:
             keys.put(own, keys[later])
     return fields
+
+
+def _read_one_teacher(keys: Reader) -> None:
+    """Let the teacher of verl between 0.7 and 0.8 (``distillation.teacher_model``) be the one of ``teacher_models``."""
+    one = keys.section(_ONE_TEACHER)
+    if not one:
+        return
+    own = {key: value for key, value in one.items() if key not in _ITS_DEVICES}
+    keys.put(f"distillation.teacher_models.{_ONE_TEACHER.rpartition('.')[2]}", own)
+    if one.get("enable_resource_pool"):
+        for name in _ITS_DEVICES[1:]:
+            keys.put(f"distillation.{name}", one.get(name))
+    else:
+        why = "enable_resource_pool is false: teachers work on the policy's devices"
+        for name in _ITS_DEVICES[1:]:
+            keys.ignore(f"{_ONE_TEACHER}.{name}", why)
 
 
 def _read_model_engine(keys: Reader) -> None:

@@ -161,7 +161,8 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
         fields[f"{role}.{name}"] = size
         split *= max(1, size)
     shared = get(keys, sizes["sequence_parallel"], 1)
-    if devices % split:
+    # With --here one device has all of the model
+    if devices % split and not (keys.here and devices == 1):
         product = " x ".join(str(get(keys, key, 1)) for key in sizes.values())
         key = max(sizes.values(), key=lambda key: int(get(keys, key, 1)))
         fits = [size for size in range(min(split, devices), 0, -1) if devices % size == 0]
@@ -213,7 +214,10 @@ def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
         return {}
     experts = get(keys, sharing, 1)
     fields: dict[str, Any] = {}
-    if experts > 1:
+    if experts > 1 and engine == "trtllm":  # experts within the group that splits a layer
+        fields["rollout.engine_options.inference_engine_expert_parallel_size"] = experts
+        keys.ignore(copies, "trtllm's copies work by themselves")
+    elif experts > 1:
         size *= get(keys, copies, 1)
         fields["rollout.engine_options.inference_engine_expert_parallel_size"] = experts
         if experts != size:
