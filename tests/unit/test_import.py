@@ -25,7 +25,21 @@ def test_plan_loads_no_heavy_library_to_read_a_configuration() -> None:
     assert modules_loaded_by("import posttrain.cli.request").isdisjoint({*HEAVY, "PIL"})
 
 
-@pytest.mark.parametrize("module", ["posttrain.config", "posttrain.registry", "posttrain.records.plans"])
+RAY = "posttrain.backends.runtime.ray"
+
+
+# A worker of Ray answers before it loads the libraries of its roles
+@pytest.mark.parametrize(
+    "module",
+    [
+        "posttrain.config",
+        "posttrain.registry",
+        "posttrain.records.plans",
+        f"{RAY}.worker",
+        f"{RAY}.assignment",
+        f"{RAY}.watch",
+    ],
+)
 def test_torch_free_modules_load_no_torch(module: str) -> None:
     assert modules_loaded_by(f"import {module}").isdisjoint({"torch", "transformers"})
 

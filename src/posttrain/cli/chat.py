@@ -48,7 +48,8 @@ def chat(
     ] = None,
 ) -> None:
     """Talk to a model, before or after training, on this machine."""
-    from posttrain.cli.process import importing, prepare_cpu
+    from posttrain.cli.process import prepare_cpu
+    from posttrain.libraries.importing import importing
 
     for path in filter(None, (model, beside)):
         check_given(path)

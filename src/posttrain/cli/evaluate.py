@@ -77,8 +77,8 @@ def _evaluate(loaded: LoadedConfig[Any], *, as_json: bool) -> None:
     from posttrain.cli.evaluation_text import print_result
     from posttrain.cli.plan_evaluate import check_request
     from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.process import importing
     from posttrain.cli.progress import WorkProgress
+    from posttrain.libraries.importing import importing
 
     loaded = check_request(loaded, look_at_files=True, to_run=True).loaded
     config = loaded.config

@@ -57,7 +57,8 @@ def with_models(arguments: list[str], beside: str | None, folders: ExitStack) ->
     if not any(is_run(word) or word.endswith(".gguf") for word in named.values()):
         return as_given
     from posttrain.cli.beginning import announce
-    from posttrain.cli.process import importing, prepare
+    from posttrain.cli.process import prepare
+    from posttrain.libraries.importing import importing
 
     prepare(_read(as_given).config)
     with importing():
@@ -77,7 +78,7 @@ def _read(arguments: list[str]) -> LoadedConfig[Any]:
 def _serve(arguments: list[str]) -> None:
     from posttrain.cli.beginning import get_ready
     from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.process import importing
+    from posttrain.libraries.importing import importing
     from posttrain.plan.files import check_model_files
     from posttrain.plan.model_files import check_model
 

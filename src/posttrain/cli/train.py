@@ -64,8 +64,8 @@ def _train(
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.box_text import box_text
     from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.process import importing
     from posttrain.cli.request import read_request
+    from posttrain.libraries.importing import importing
 
     with run.preparing():
         announce_reading(arguments)

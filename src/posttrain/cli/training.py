@@ -34,8 +34,8 @@ def train_on_files(
     from posttrain.cli.beginning import announce, announce_reading, get_ready
     from posttrain.cli.hub import with_hub_data
     from posttrain.cli.plan_plain import remarks
-    from posttrain.cli.process import importing
     from posttrain.cli.request import load_request
+    from posttrain.libraries.importing import importing
 
     announce_reading(arguments)
     loaded = checked(with_hub_data(load_request(arguments, dialect, entry, here=here, drop_unknown=drop_unknown)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from posttrain.cli import process
@@ -46,13 +44,3 @@ def test_what_the_user_has_set_stays() -> None:
 
 def test_an_accelerator_run_keeps_its_threads() -> None:
     assert prepared({}, device="cuda") == {"TOKENIZERS_PARALLELISM": "false"}
-
-
-def test_libraries_are_imported_without_the_garbage_collector() -> None:
-    """A sixth of the CPU time that a command takes to start. It works again afterwards, also when an import fails."""
-    assert gc.isenabled()
-    frozen = gc.get_freeze_count()
-    with pytest.raises(ImportError), process.importing():
-        assert not gc.isenabled()
-        raise ImportError
-    assert gc.isenabled() and gc.get_freeze_count() > frozen

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrain.records.stored_rows import StoredArray, StoredRow, digest_of
-from posttrain.records.stored_tensors import in_arrays
 from posttrain.records.trajectories import Trajectory
 
 _TOKENS = ("token_ids", "logprobs")
@@ -108,6 +107,8 @@ def _stored(
     keep: Callable[[NDArray[Any]], StoredArray],
     digests: tuple[bytes, ...] = (),
 ) -> StoredColumn:
+    from posttrain.records.stored_tensors import in_arrays  # needs torch, which a worker without a model does not load
+
     arrays, numbers, starts = in_arrays(flat, lengths)
     return StoredColumn(tuple(map(keep, arrays)), numbers, starts, digests)
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.runtime.ray.assignment import WorkerAssignment
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.serving import Server, server_of
 from posttrain.backends.runtime.ray.taking import CopyTaker, ServerTaker, Taker
@@ -40,25 +41,6 @@ from posttrain.plan.roles import leaves
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
 from posttrain.registry import TRAIN_ENGINES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAssignment:
-    """The work of one worker, in plain values."""
-
-    kind: type[RunConfig] | type[SftConfig]
-    config: str  # of that kind, as JSON
-    batches: BatchPlan | SftBatchPlan
-    roles: tuple[str, ...]
-    rank: int  # in its group
-    ranks: int
-    meeting: tuple[str, int] | None  # address and port of rank 0, for torch.distributed; None: the group has one rank
-    cuda: bool
-    threads: int  # of the CPU
-    node: str  # its address, for messages
-    timeout_s: float  # of what the ranks do together
-    folders: tuple[str, str]  # of the run, and the one in which relative paths begin: every node must see them
-    visible: str = ""  # the devices of a copy that several share, as CUDA_VISIBLE_DEVICES; "": this worker's own
 
 
 @dataclass(slots=True, eq=False)

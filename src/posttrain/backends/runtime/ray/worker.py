@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -22,6 +23,7 @@ from posttrain import errors
 from posttrain.backends.runtime.ray.columns import ArrayBeside, Columns, from_columns, stored, to_columns, with_arrays
 from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
+from posttrain.libraries.importing import importing
 from posttrain.processes import proc
 from posttrain.records.stored_rows import StoredArray
 from posttrain.records.trajectories import Trajectory
@@ -191,11 +193,14 @@ class Worker:
         """Return the devices that Ray has given to this process, as in CUDA_VISIBLE_DEVICES."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
-    def begin(self, make: Callable[..., Any], *arguments: Any) -> Failure | None:
-        """Make the hosted object, ``make(outbox, *arguments)``: a function of this package, by its name."""
+    def begin(self, make: str, *arguments: Any) -> Failure | None:
+        """Make the hosted object, ``make(outbox, *arguments)``. Args: make is "module:function", imported now."""
 
         def work() -> None:
-            self._hosted = make(self.outbox, *arguments)
+            module, _, name = make.partition(":")
+            with importing():
+                function = getattr(import_module(module), name)
+            self._hosted = function(self.outbox, *arguments)
 
         return self._guarded(self._thread, work)
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.backends.runtime.ray.assignment import WorkerAssignment
 from posttrain.backends.runtime.ray.cluster import store
 from posttrain.backends.runtime.ray.columns import Columns, to_columns
 from posttrain.backends.runtime.ray.led_stream import LedStream
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.shelf import taken_down
-from posttrain.backends.runtime.ray.started_roles import Starter, WorkerAssignment
+from posttrain.backends.runtime.ray.started_roles import Starter
 from posttrain.backends.runtime.ray.taking import Taker
 from posttrain.backends.runtime.ray.wire import from_plain, map_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
