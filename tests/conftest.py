@@ -7,13 +7,14 @@ import os
 import random
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
-sys.path.append(str(Path(__file__).parent))  # batches.py
+sys.path.append(str(Path(__file__).parent))  # batches.py, warm/
 
 os.environ["OMP_NUM_THREADS"] = "1"  # see one_thread
 
@@ -62,6 +63,17 @@ def one_thread() -> None:
     the runs that are started as processes."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def warm(request: pytest.FixtureRequest) -> None:
+    """Slow tests can start processes that have torch and posttrain imported already, and Ray's workers are such (warm/)."""
+    if request.node.get_closest_marker("slow"):
+        from warm.processes import offer, warm_ray_workers
+
+        offer()
+        with suppress(ImportError):
+            warm_ray_workers()
 
 
 @pytest.fixture(scope="session")

@@ -30,17 +30,19 @@ def address(cluster: str) -> Iterator[str]:
 def cluster() -> Iterator[str]:
     """The address of a Ray cluster of two nodes, both here, for all runs: it takes longer to start than they do."""
     from posttrain.backends.runtime.ray.cluster import SETTINGS
+    from warm.processes import HERE, offer
 
+    offer()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     folder = Path(tempfile.mkdtemp(prefix="ptr-"))  # short: its sockets' names may have 107 characters
-    ray = Path(sys.executable).with_name("ray")
+    ray = [sys.executable, str(HERE / "ray_start.py"), "start"]
     options = ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=200000000", "--num-cpus=8"]
     settings = f"--system-config={json.dumps(SETTINGS)}"
-    first = [str(ray), "start", "--head", "--block", f"--port={port}", f"--temp-dir={folder}", settings, *options]
-    second = [str(ray), "start", "--block", f"--address=127.0.0.1:{port}", *options[1:]]
+    first = [*ray, "--head", "--block", f"--port={port}", f"--temp-dir={folder}", settings, *options]
+    second = [*ray, "--block", f"--address=127.0.0.1:{port}", *options[1:]]
     nodes = []
     try:
         for number, command in enumerate((first, second)):

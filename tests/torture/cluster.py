@@ -20,6 +20,9 @@ from typing import Any
 
 from runs import result, tiny_run
 
+from warm.processes import WarmProcess, offer, stand_ins
+
+TESTS = Path(__file__).parents[1]
 START_S = 240.0  # for Ray and its workers to start, also on a busy machine
 NAMED_S = 10.0  # from the fault to the name of the worker
 END_S = 60.0  # from the name to the end of the run
@@ -39,6 +42,8 @@ LAYOUTS: dict[str, Sections] = {
 
 PROGRAM = """
 import sys
+from warm.processes import warm_ray_workers
+warm_ray_workers()
 from posttrain.build.train import train_run
 from posttrain.cli.errors import run_guarded
 from posttrain.config import RunConfig
@@ -51,7 +56,7 @@ class Run:
     """A run under way."""
 
     folder: Path
-    process: subprocess.Popen[bytes]
+    process: WarmProcess
     said: Path  # what it prints
     temporary: Path  # its TMPDIR
 
@@ -108,25 +113,28 @@ def start(
     written.write_text(config.model_dump_json())
     said = folder / f"{name}.txt"
     temporary = Path(tempfile.mkdtemp(prefix="ptf-"))  # short, as sockets lie in it
+    offer()
     with open(said, "wb") as output:
-        process = subprocess.Popen(
+        process = WarmProcess(
             [sys.executable, "-c", PROGRAM, str(written)],
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
-            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), "PYTHONPATH": str(TESTS)},
         )
     return Run(folder / name, process, said, temporary)
 
 
 def descendants(pid: int) -> list[int]:
+    """The processes that one has started, these have, and so on; warm workers count as children of what stands in for them."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
+    for stand_in, worker in stand_ins().items():
+        children.setdefault(stand_in, []).append(worker)
     found, waiting = [], [pid]
     while waiting:
         below = children.get(waiting.pop(), [])

@@ -1,0 +1,194 @@
+"""Processes that are ready when they start: forked from a server that has imported what they need (``server.py``).
+
+The server is started at the first request, one for each process of the test run, and ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self
+
+from warm.client import CHILDREN, SOCKET, ask, end_of
+
+HERE = Path(__file__).parent
+_offered = False
+
+
+def offer() -> None:
+    """Have this process and those that it starts find a server, which is started when one of them asks for a process."""
+    global _offered
+    if _offered:
+        return
+    _offered = True
+    folder = Path(tempfile.mkdtemp(prefix="ptw-", dir="/tmp"))  # short: a socket's name may have 107 characters
+    (folder / CHILDREN).mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen(64)
+    life, ours = os.pipe()  # ours closes when this process ends, however it does
+    os.environ[SOCKET] = str(folder / "socket")
+    threading.Thread(target=_start, args=(listener, life), daemon=True).start()
+    atexit.register(_end, folder, ours, os.getpid())
+
+
+def _start(listener: socket.socket, life: int) -> None:
+    """Start the server when somebody asks for a process."""
+    select.select([listener], [], [])
+    command = [sys.executable, str(HERE / "server.py"), str(listener.fileno()), str(life)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    environment["OMP_NUM_THREADS"] = "1"  # see one_thread in conftest.py
+    files = listener.fileno(), life
+    subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)
+
+
+def _end(folder: Path, ours: int, owner: int) -> None:
+    if os.getpid() == owner:  # not in a process that was forked from it
+        os.close(ours)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def warm_ray_workers() -> None:
+    """Have the clusters that this process starts fork their workers from the server, where there is one."""
+    from ray._private import ray_constants
+
+    ray_constants.SETUP_WORKER_FILENAME = str(HERE / "ray_worker.py")
+
+
+def stand_ins() -> dict[int, int]:
+    """Workers of Ray by the processes that Ray has started in their place: the parent of a worker is the server."""
+    found = {}
+    for note in (Path(os.environ[SOCKET]).parent / CHILDREN).iterdir() if SOCKET in os.environ else ():
+        with suppress(OSError, ValueError):
+            found[int(note.name)] = int(note.read_text())
+    return found
+
+
+class WarmProcess:
+    """A ``subprocess.Popen`` of Python, as far as tests need one, in a session of its own."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        text: bool = False,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ):
+        """Args: command, of this Python or a script in it; stdout may be a pipe; stderr a file, or what stdout is."""
+        words = [str(word) for word in command]
+        self.args = words
+        self.stdout: IO[Any] | None = None
+        self._read: list[Any] = []
+        self._reader: threading.Thread | None = None
+        self.returncode: int | None = None
+        pipe = os.pipe() if stdout == subprocess.PIPE else None
+        with open(os.devnull, "r+b") as nothing:
+            output = pipe[1] if pipe else _file(stdout, nothing, 1)
+            errors = output if stderr == subprocess.STDOUT else _file(stderr, nothing, 2)
+            self._connection, self.pid = ask(
+                os.environ[SOCKET],
+                words[words[0] == sys.executable :],
+                os.environ if env is None else env,
+                (nothing.fileno(), output, errors),
+                folder=str(cwd) if cwd else None,
+            )
+        if pipe:
+            os.close(pipe[1])
+            self.stdout = os.fdopen(pipe[0], "r" if text else "rb")
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+            self.returncode = end_of(self._connection)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = end_of(self._connection)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self, timeout: float | None = None) -> tuple[Any, None]:
+        """What it prints until its end, and None. Raises: subprocess.TimeoutExpired; then this may be called again."""
+        if self.stdout and not self._reader:
+            output = self.stdout
+            self._reader = threading.Thread(target=lambda: self._read.append(output.read()), daemon=True)
+            self._reader.start()
+        if self._reader:
+            self._reader.join(timeout)
+            if self._reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(timeout)
+        return (self._read[0] if self._read else None), None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.stdout:
+            self.stdout.close()
+        self.wait()
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    capture_output: bool = False,
+    text: bool = False,
+    check: bool = False,
+    timeout: float | None = None,
+    **more: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """``subprocess.run`` of a warm process."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        files: dict[str, Any] = {"stdout": output, "stderr": errors} if capture_output else {}
+        process = WarmProcess(command, **files, **more)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        said: list[Any] = []
+        for file in (output, errors):
+            file.seek(0)
+            said.append((file.read().decode() if text else file.read()) if capture_output else None)
+        done = subprocess.CompletedProcess(process.args, code, *said)
+        if check:
+            done.check_returncode()
+        return done
+
+
+def _file(given: int | IO[Any] | None, nothing: IO[Any], usual: int) -> int:
+    """The number of a file that is given as ``subprocess`` takes it."""
+    if given is None:
+        return usual
+    if isinstance(given, int):
+        return nothing.fileno() if given == subprocess.DEVNULL else given
+    return given.fileno()
