@@ -114,3 +114,12 @@ def test_an_estimator_for_verl_is_found_and_its_keys_are_its_own(
         for text in loaded.warnings
     )
     assert any("margin" in text for text in about_mine("algorithm.adv_estimator=grpo"))
+
+
+def test_a_manager_of_a_package_that_builds_on_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "their_tool/workers/reward_manager"
+    folder.mkdir(parents=True)
+    (folder / "votes.py").write_text('@register("ballots")\nclass Ballots:\n    pass\n')
+    monkeypatch.chdir(tmp_path)
+    loaded = read_config(None, [*VERL, "reward_model.reward_manager=ballots"], "verl")
+    assert loaded.config.reward.terms[0].path == "their_tool/workers/reward_manager/votes.py"

@@ -352,12 +352,6 @@ CHECKS: list[Bad] = [
         f"use {G}.backend=vllm, or {AL}.use_tis=false",
     ),
     (
-        (*TIS, f"{G}.batched=false"),
-        f"{G}.batched",
-        "use_tis needs generator.batched=true in SkyRL, and it is false",
-        f"use {G}.batched=true",
-    ),
-    (
         (*TIS, f"{AL}.policy_loss_type=gspo"),
         f"{AL}.use_tis",
         "use_tis goes with the losses regular and dual_clip, not with gspo",
@@ -923,6 +917,26 @@ def test_objects_as_json_are_read() -> None:
     assert loaded.problems == ()
     options = loaded.config.rollout.engine_options
     assert (options["swap_space"], options["compilation"]) == (5, {"level": 3})
+
+
+def test_weights_beside_single_requests_are_those_of_later_versions() -> None:
+    """SkyRL's asynchronous example of January 2026; that of August 2025 refuses the two together."""
+    loaded = read(*TIS, f"{G}.batched=false")
+    assert loaded.problems == () and loaded.config.loss.rollout_correction.weight_high == 2.0
+    assert any("August and September 2025 refuses use_tis" in text for text in loaded.warnings)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_responses_of_a_fully_asynchronous_run_are_weighted(masked: bool) -> None:
+    """SkyRL's own examples leave out what is far from the sampler, or nothing."""
+    bounds = ("sequence_mask_metric=geometric", "geo_mask_low=0.99", "geo_mask_high=1.01")
+    given = [f"{AL}.off_policy_correction.{each}" for each in bounds] if masked else []
+    ahead = ("++trainer.fully_async.enabled=true", "++trainer.fully_async.max_staleness_steps=4")
+    loaded = read(*APART, *ahead, f"{T}.policy_mini_batch_size=1024", f"{T}.train_batch_size=1024", *given)
+    assert not [each for each in loaded.problems if "weights at the start of the step" in each.what]
+    correction = loaded.config.loss.rollout_correction
+    assert (correction.weights, correction.weight_high, bool(correction.reject)) == ("token", 2.0, masked)
+    assert any("up to 4 steps older" in text for text in loaded.warnings)
 
 
 def test_responses_sampled_a_step_ahead_are_weighted() -> None:

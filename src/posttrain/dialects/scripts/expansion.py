@@ -223,7 +223,9 @@ def _split(shell: Shell, found: list[Piece]) -> list[list[Piece]]:
 def _files(shell: Shell, word: list[Piece]) -> list[str]:
     """The word, or the files that its unquoted pattern matches."""
     text = "".join(part for part, _ in word)
-    if not HOLE.search(text) and any(not quoted and re.search(r"[*?]", part) for part, quoted in word):
+    if not HOLE.search(f"{text}{shell.folder}") and any(
+        not quoted and re.search(r"[*?]", part) for part, quoted in word
+    ):
         place = Path(text).expanduser()
         matches = sorted(glob(text, root_dir=None if place.is_absolute() else shell.folder))
         return matches or [text]

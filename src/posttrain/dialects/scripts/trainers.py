@@ -20,6 +20,8 @@ ENTRY_POINTS = {
     "skyrl_train.entrypoints.main_base": "skyrl",
     "skyrl.train.entrypoints.main_base": "skyrl",
     "skyrl.train.main_sft": "skyrl",
+    "skyrl_train.entrypoints.main_generate": "skyrl",
+    "skyrl.train.entrypoints.main_generate": "skyrl",
     "examples.algorithms.dapo.main_dapo": "skyrl",
     "examples.train.algorithms.dapo.main_dapo": "skyrl",
     "examples.fully_async.main_fully_async": "skyrl",
@@ -33,8 +35,14 @@ ENTRY_POINTS = {
 }
 # SkyRL's programs that start another loop than its base, and the key that asks for it: ours, where none of theirs does.
 _ASKS = {
-    re.compile(r"(?:\w+\.)*main_async"): "+posttrain.asynchronous.mode=one_step",
-    re.compile(r"(?:\w+\.)*main_(?:\w+_)?fully_async(?:_sim)?"): "++trainer.fully_async.enabled=true",
+    re.compile(r"(?:\w+\.)*main_async"): ("+posttrain.asynchronous.mode=one_step",),
+    re.compile(r"(?:\w+\.)*main_(?:\w+_)?fully_async(?:_sim)?"): ("++trainer.fully_async.enabled=true",),
+    # Responses to the validation prompts, by the sampler alone
+    re.compile(r"(?:\w+\.)*entrypoints\.main_generate"): (
+        "+posttrain.validation.only=true",
+        "++trainer.eval_before_train=true",
+        "++trainer.placement.colocate_all=false",
+    ),
 }
 # The file an entry point starts from, where a script names no other.
 BASE_FILES = {
@@ -76,7 +84,7 @@ _ROLL = re.compile(r"(?:\w+\.)*start_\w+_pipeline(?:_\w+)?")
 
 def keys_asked_by(trainer: Trainer) -> list[str]:
     """Return the overrides that stand for the loop that a program starts; before its key SkyRL had the program alone."""
-    found = [key for program, key in _ASKS.items() if program.fullmatch(trainer.module)]
+    found = [key for program, keys in _ASKS.items() for key in keys if program.fullmatch(trainer.module)]
     return found if trainer.dialect == "skyrl" else []
 
 

@@ -376,3 +376,17 @@ def test_a_script_finds_what_stands_above_it_from_any_folder(tmp_path: Path) -> 
     script.write_text("bash examples/base.sh data.seed=3\n", encoding="utf-8")
     launch = read_script(str(script), (), {}, folder=elsewhere)
     assert launch.arguments == (f"{checkout}/examples/config/mine.yaml", "data.seed=3")
+
+
+@pytest.mark.parametrize("package", ["skyrl_train.entrypoints", "skyrl.train.entrypoints"])
+def test_skyrls_program_that_generates_trains_nothing(package: str, tmp_path: Path) -> None:
+    call = f"python -m {package}.main_generate data.val_data=[v.parquet] environment.env_class=gsm8k"
+    arguments = words(tmp_path, call)
+    loaded = load_request(arguments, "skyrl", here=True, skip_files=True)
+    assert loaded.problems == () and loaded.config.validation.only
+
+
+def test_a_pattern_in_a_folder_that_a_program_names_is_no_crash(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text('cd "$(pip show thing)" && ln -s thing*.so\n' + CALL + "data.seed=1\n", encoding="utf-8")
+    assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("data.seed=1",)

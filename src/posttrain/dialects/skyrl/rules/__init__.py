@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules import algorithm, run
-from posttrain.dialects.skyrl.rules.asynchronous import asynchronous, one_step
+from posttrain.dialects.skyrl.rules.asynchronous import asynchronous, weights
 from posttrain.dialects.skyrl.rules.batches import batches
 from posttrain.dialects.skyrl.rules.environment import environment
 from posttrain.dialects.skyrl.rules.look import two_names
@@ -30,7 +30,8 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= teaching or algorithm.advantages(keys)
     fields |= algorithm.dynamic_sampling(keys)
     fields |= asynchronous(keys)
-    fields |= loss(keys) | one_step(keys)
+    fields |= loss(keys)
+    fields |= weights(keys, fields)
     fields |= batches(keys, copies, has_critic=has_critic)
     fields |= roles(keys, has_critic=has_critic, has_reference=bool(kl))
     fields |= sampling(keys)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
-from posttrain.registry import ROLLOUT_ENGINES
+from posttrain.registry import POLICY_LOSSES, ROLLOUT_ENGINES
 
 _SECTION = "trainer.fully_async"
 _ON = f"{_SECTION}.enabled"
@@ -69,16 +70,24 @@ def _cache(keys: Reader) -> str:
     return "keep"
 
 
-def one_step(keys: Reader) -> dict[str, Any]:
-    """The correction of SkyRL's example that samples a step ahead, which asks for it by its program and not by a key: its losses
-    take responses as if the step's own weights had sampled them."""
-    ahead = keys.section("posttrain").get("asynchronous")
-    if not isinstance(ahead, dict) or ahead.get("mode", "off") == "off":
+def weights(keys: Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of an asynchronous run that names none, also beside bounds beyond which responses are left out.
+
+    SkyRL's losses take responses as if the step's own weights had sampled them.
+
+    Args: fields of the loss and of the asynchronous run; SkyRL's example that samples a step ahead asks by its program alone.
+    """
+    ours = keys.section("posttrain").get("asynchronous")
+    ahead = isinstance(ours, dict) and ours.get("mode", "off") != "off"
+    stale = fields.get("asynchronous.max_staleness_steps", 0)
+    correction = "loss.rollout_correction"
+    has_one = any(fields.get(f"{correction}.{name}") for name in ("weights", "use_rollout_logprobs"))
+    inputs = POLICY_LOSSES.known(fields.get("loss.name", ""), fields.get("loss.path")).inputs
+    if not (ahead or stale) or has_one or "rollout_logprobs" in inputs:
         return {}
-    if get(keys, "trainer.algorithm.use_tis") or keys.written("trainer.algorithm.off_policy_correction"):
-        return {}
+    older = f"up to {stale} steps" if stale else "a step"
     keys.warn(
-        "responses are of weights a step older, which SkyRL treats as if the step's had sampled them; here their token losses "
+        f"responses are of weights {older} older, which SkyRL treats as if the step's had sampled them; here their token losses "
         f"are multiplied by trainer / sampler, at most {_LARGEST_WEIGHT:g}, as trainer.algorithm.use_tis=true does"
     )
-    return {"loss.rollout_correction.weights": "token", "loss.rollout_correction.weight_high": _LARGEST_WEIGHT}
+    return {f"{correction}.weights": "token", f"{correction}.weight_high": _LARGEST_WEIGHT}

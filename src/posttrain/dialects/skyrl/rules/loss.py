@@ -177,8 +177,9 @@ def _check_tis(keys: Reader, kind: str, use: str, cap: str) -> None:
         what = "use_tis needs the sampler's log-probs, which SkyRL does not get from sglang"
         keys.problem(what, key=use, fix=f"use {name_of(keys, 'generator.backend')}=vllm, or {use}=false")
     if not keys["generator.batched"] and not is_of_2026(keys):
-        what = "use_tis needs generator.batched=true in SkyRL, and it is false"
-        keys.problem(what, key="generator.batched", fix="use generator.batched=true")
+        keys.warn(
+            "SkyRL of August and September 2025 refuses use_tis with generator.batched=false; here they go together"
+        )
     if kind not in ("regular", "dual_clip"):
         keys.problem(
             f"use_tis goes with the losses regular and dual_clip, not with {kind}", key=use, fix=f"use {use}=false"

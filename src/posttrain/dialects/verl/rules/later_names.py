@@ -36,6 +36,11 @@ def read_later_names(keys: Reader) -> dict[str, Any]:
             keys.put(row.same_as, value)
             if not earlier.by_rule:
                 fields |= dict.fromkeys(earlier.fields, earlier.to(value) if earlier.to else value)
+    percent = f"{ACTOR}.k_percent"
+    if (share := get(keys, percent)) is not None:
+        keys.put(f"{ACTOR}.policy_loss.kl_cov_ratio", share / 100)
+        if get(keys, f"{ACTOR}.policy_loss.loss_mode") != "kl_cov":
+            keys.ignore(percent, "the loss kl_cov reads it")
     _read_model_engine(keys)
     _read_one_teacher(keys)
     for role, section in _ULYSSES:

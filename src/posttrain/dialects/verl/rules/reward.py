@@ -26,7 +26,12 @@ RATE_LIMITED_TIMEOUT_S = 300.0  # of one call of the manager rate_limited
 MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
 MANAGERS = ("naive", "prime", "dapo", "batch", "remote", "gdpo", "rate_limited")
 
-CHECKOUT_MANAGERS = ("verl/workers/reward_manager", "verl/experimental/reward_loop/reward_manager")
+# verl's folders in a fork, and the same folder of a package that builds on verl
+CHECKOUT_MANAGERS = (
+    "verl/workers/reward_manager",
+    "verl/experimental/reward_loop/reward_manager",
+    "*/workers/reward_manager",
+)
 
 
 def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
@@ -161,7 +166,7 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
 def _in_checkout(manager: str) -> str | None:
     """Return the file of a fork, in the current folder, that registers a manager under this name; None without one."""
     registers = re.compile(rf"""@register\(\s*["']{re.escape(manager)}["']""")
-    files = (file for folder in CHECKOUT_MANAGERS for file in sorted(Path(folder).glob("*.py")))
+    files = (file for folder in CHECKOUT_MANAGERS for file in sorted(Path().glob(f"{folder}/*.py")))
     return next((str(file) for file in files if registers.search(file.read_text("utf-8", errors="replace"))), None)
 
 
