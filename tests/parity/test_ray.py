@@ -99,6 +99,7 @@ def test_a_critic_and_a_reward_model_of_a_run_in_one_process(
         "advantage": {"name": "gae", "gae_lambda": 0.9},
         "critic": {"sequences_per_mini_batch": 4, "optimizer": {"lr": 3e-3}},
         "reward": {"terms": [], "model": {"path": str(tiny_scorer)}, "kl": {"coef": 0.01}},
+        "policy": {"shuffle": True, "shuffle_seed": 3},
     }
     alone = train_run(config(tmp_path, tiny_llama, "alone", ppo))
     apart = {"devices": [0, 1]}
@@ -126,7 +127,7 @@ def test_a_critic_and_a_reward_model_of_a_run_in_one_process(
         changes["placement"] = changes.get("placement", {}) | _ray(address)
         found = train_run(config(tmp_path, tiny_llama, name.replace(" ", "_"), changes))
         # The critic learns at 3e-3, and Adam makes steps of nearly that size of gradients that are little but rounding.
-        assert_same(found, alone, roles=("policy", "critic"), weights_to=1e-5)
+        assert_same(found, alone, roles=("policy", "critic"), weights_to=3e-5)
 
 
 def test_conversations_have_the_same_numbers(address: str, tmp_path: Path, tiny_llama: Path) -> None:

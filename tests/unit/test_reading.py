@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reading.md"
-MOST_LINES = 960  # of the nine files together; the page says about 900
+MOST_LINES = 950  # of the nine files together; the page says about 900
 
 LINK = re.compile(r"\[(`?)([^\]`]+)`?\]\(([^)#]+)\)")
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
-from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
-from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
+from posttrain.records.plans import (
+    CriticUpdatePlan,
+    DistillationPlan,
+    LossPlan,
+    PreferencePlan,
+    UpdatePlan,
+    ValueLossPlan,
+)
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, UpdateStats, ValueStats
 
 
 class ScoringEngine(Protocol):
@@ -151,4 +158,16 @@ class ScoreEngine(OptimizedEngine, Protocol):
     def forward_backward(self, batch: TrainBatch, loss: PreferencePlan, counts: LossCounts) -> ValueStats:
         """Add the gradient of a tuning method's loss of the scores, divided by ``counts``, to the accumulated gradients. The
         engine splits the rows into micro-batches, between pairs."""
+        ...
+
+
+@runtime_checkable
+class MakesUpdates(Protocol):
+    """A policy or critic in other processes, which go through the updates of a step on their own: it takes one message instead
+    of two for every update."""
+
+    def make_updates(
+        self, batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, on_sequences: Callable[[int], None] | None
+    ) -> UpdateStats:
+        """Make the updates of steps.update in every process. Args: on_sequences is told of sequences that were learned."""
         ...

@@ -201,6 +201,11 @@ class UpdatePlan:
     replays_experts: bool = False  # updates use the experts of the pass that computes old log-probs
     correction: RolloutCorrectionPlan = RolloutCorrectionPlan()
 
+    @property
+    def chooses_tokens(self) -> bool:
+        """True where something is computed from the tokens of a whole mini-batch before its update."""
+        return self.loss.high_entropy_share is not None or self.loss.chooses_before or self.correction.interpolated
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticUpdatePlan:

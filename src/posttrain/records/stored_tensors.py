@@ -125,6 +125,19 @@ def stored_rows(values: Tensor, lengths: Tensor, keep: Callable[[NDArray[Any]], 
     return StoredTensor((part,), values.shape[1], values.dtype)
 
 
+def unread_rows(tensor: Tensor) -> StoredTensor:
+    """A plain tensor [B, T], of which rows that are taken are copied when they are read. It must not be edited."""
+    count, width = tensor.shape
+    part = Stretches(
+        arrays=(HeldArray(tensor.detach().numpy().reshape(-1)),),
+        numbers=np.zeros(count, np.int32),
+        starts=np.arange(count, dtype=np.int64) * width,
+        lengths=np.full(count, width, np.int32),
+        columns=np.zeros(count, np.int32),
+    )
+    return StoredTensor((part,), width, tensor.dtype)
+
+
 def in_arrays(
     flat: NDArray[Any], lengths: NDArray[np.int64]
 ) -> tuple[list[NDArray[Any]], NDArray[np.int32], NDArray[np.int64]]:

@@ -18,7 +18,7 @@ from posttrain.records.plans import OneUpdate, PreferencePlan
 from posttrain.records.preferences import Preference
 from posttrain.records.statistics import LossStats, UpdateStats
 from posttrain.records.texts import Text
-from posttrain.steps.update import run_mini_batches
+from posttrain.steps.updates import run_mini_batches
 
 ROWS_AT_ONCE = 32  # handed to the engine together, which cuts its own micro-batches
 

@@ -14,7 +14,7 @@ from posttrain.interfaces.roles import ProcessRewardModel
 from posttrain.records.batches import ScoredBatch, TrainBatch, TrainerLogprobs
 from posttrain.records.plans import OneUpdate, ProcessRewardPlan
 from posttrain.records.statistics import ForwardBackwardStats
-from posttrain.steps.update import run_mini_batches
+from posttrain.steps.updates import run_mini_batches
 
 ROLE = "process_reward"  # begins its metrics, and names its folder in a checkpoint
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
 from posttrain.interfaces.phase_clock import PhaseClock
-from posttrain.interfaces.train_engine import OptimizedEngine, TrainEngine, ValueEngine
+from posttrain.interfaces.train_engine import MakesUpdates, TrainEngine, ValueEngine
 from posttrain.records.batches import TrainBatch
-from posttrain.records.plans import CriticUpdatePlan, OneUpdate, StepPlan, UpdatePlan
+from posttrain.records.plans import CriticUpdatePlan, StepPlan, UpdatePlan
 from posttrain.records.statistics import ForwardBackwardStats, LossStats, UpdateStats
-from posttrain.steps.mini_batches import is_drawn, rows_per_update, with_choice, with_high_entropy, with_proximal_share
-from posttrain.steps.updates import Updates
-
-OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
+from posttrain.steps.mini_batches import is_drawn, with_choice, with_high_entropy, with_proximal_share
+from posttrain.steps.updates import OnSequences, run_mini_batches
 
 
 def update_models(
@@ -37,6 +34,18 @@ def update(
     policy: TrainEngine, batch: TrainBatch, plan: UpdatePlan, on_sequences: OnSequences | None = None
 ) -> UpdateStats:
     """Update the policy: plan.epochs passes over the batch, an optimizer step per mini-batch."""
+    if isinstance(policy, MakesUpdates) and not plan.chooses_tokens:
+        stats = policy.make_updates(batch, plan, on_sequences)
+    else:
+        stats = policy_updates(policy, batch, plan, on_sequences)
+    known = batch.logprobs.old is not None or is_drawn(batch, plan)
+    return replace(stats, trainer_logprobs=batch.logprobs.old) if known else stats
+
+
+def policy_updates(
+    policy: TrainEngine, batch: TrainBatch, plan: UpdatePlan, on_sequences: OnSequences | None = None
+) -> UpdateStats:
+    """Make the updates of the policy, with the log-probs of the first mini-batch as those of the trainer."""
     first_logprobs: list[Tensor] = []
     interpolated = plan.correction.interpolated
     start = policy.version if interpolated else 0
@@ -47,14 +56,11 @@ def update(
         if interpolated:
             chosen = with_proximal_share(chosen, proximal=start, policy=policy.version)
         stats = policy.forward_backward(chosen, plan.loss, mini_batch.counts())
-        if epoch == 0:
+        if not first_logprobs:
             first_logprobs.append(stats.policy_logprobs)
         return stats
 
     stats = run_mini_batches(policy, learn, batch, "policy", plan, on_sequences)
-    old = batch.logprobs.old
-    if old is not None or is_drawn(batch, plan):
-        return replace(stats, trainer_logprobs=old)
     return replace(stats, trainer_logprobs=first_logprobs[0])
 
 
@@ -62,6 +68,15 @@ def update_critic(
     critic: ValueEngine, batch: TrainBatch, plan: CriticUpdatePlan, on_sequences: OnSequences | None = None
 ) -> UpdateStats:
     """Update the critic on the value loss, in the same way: its values move towards the returns."""
+    if isinstance(critic, MakesUpdates):
+        return critic.make_updates(batch, plan, on_sequences)
+    return critic_updates(critic, batch, plan, on_sequences)
+
+
+def critic_updates(
+    critic: ValueEngine, batch: TrainBatch, plan: CriticUpdatePlan, on_sequences: OnSequences | None = None
+) -> UpdateStats:
+    """Make the updates of the critic."""
 
     def learn(mini_batch: TrainBatch, epoch: int) -> LossStats:
         return critic.forward_backward(mini_batch, plan.loss, mini_batch.counts())
@@ -82,25 +97,3 @@ def merged(batch: TrainBatch, policy: UpdateStats | None, critic: UpdateStats | 
         updates=min(stats.updates for stats in due),
         skipped_updates=sum(stats.skipped_updates for stats in due),
     )
-
-
-def run_mini_batches(
-    engine: OptimizedEngine,
-    learn: Callable[[TrainBatch, int], LossStats],
-    batch: TrainBatch,
-    role: str,
-    plan: UpdatePlan | CriticUpdatePlan | OneUpdate,
-    on_sequences: OnSequences | None = None,
-) -> UpdateStats:
-    """The plan's passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.
-
-    A mini-batch whose loss or gradient is not finite, or that holds no token to learn from, changes nothing and is counted.
-    """
-    made = Updates(engine, role)
-    for epoch in range(plan.epochs):
-        for rows in rows_per_update(batch, plan, epoch):
-            stats = learn(batch.rows(rows), epoch)
-            if on_sequences:
-                on_sequences(len(rows))
-            made.step(stats)
-    return made.stats()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 from posttrain.interfaces.train_engine import OptimizedEngine
+from posttrain.records.batches import TrainBatch
+from posttrain.records.plans import CriticUpdatePlan, OneUpdate, UpdatePlan
 from posttrain.records.statistics import LossStats, OptimizerStats, UpdateStats
+from posttrain.steps.mini_batches import rows_per_update
+
+OnSequences = Callable[[int], None]  # called with the number of sequences that were learned since the last call
 
 
 class Updates:
@@ -62,3 +68,25 @@ class Updates:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def run_mini_batches(
+    engine: OptimizedEngine,
+    learn: Callable[[TrainBatch, int], LossStats],
+    batch: TrainBatch,
+    role: str,
+    plan: UpdatePlan | CriticUpdatePlan | OneUpdate,
+    on_sequences: OnSequences | None = None,
+) -> UpdateStats:
+    """The plan's passes over the batch. ``learn(mini_batch, epoch)`` adds the gradient, then comes the optimizer step.
+
+    A mini-batch whose loss or gradient is not finite, or that holds no token to learn from, changes nothing and is counted.
+    """
+    made = Updates(engine, role)
+    for epoch in range(plan.epochs):
+        for rows in rows_per_update(batch, plan, epoch):
+            stats = learn(batch.rows(rows), epoch)
+            if on_sequences:
+                on_sequences(len(rows))
+            made.step(stats)
+    return made.stats()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from posttrain.records.plans import (
     UpdatePlan,
     ValueLossPlan,
 )
-from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats
-from posttrain.steps.update import merged, update, update_critic
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, UpdateStats
+from posttrain.steps.update import merged, policy_updates, update, update_critic
 
 LOSS = LossPlan(name="ppo_clip", aggregation="token_mean", temperature=1.0)
 
@@ -230,3 +231,36 @@ def test_a_warmup_step_counts_by_its_critic() -> None:
         assert (stats.updates, stats.skipped_updates) == (4, 0)
         assert not any(name.startswith("policy/") for name in stats.metrics)
         assert stats.trainer_logprobs is batch.logprobs.old
+
+
+class ElsewhereEngine(ScriptedEngine):
+    """An engine in other processes, which make the updates of a step on their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[UpdatePlan | CriticUpdatePlan] = []
+
+    def make_updates(self, batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, on_sequences: Any) -> UpdateStats:
+        self.asked.append(plan)
+        assert isinstance(plan, UpdatePlan)
+        return policy_updates(ScriptedEngine(), batch, plan, on_sequences)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_an_engine_elsewhere_is_asked_once_for_all_updates_of_a_step(old: bool) -> None:
+    here, elsewhere, ticks = ScriptedEngine(), ElsewhereEngine(), []
+    batch = make_batch([4, 1, 0, 2], old=old)
+    expected, found = update(here, batch, plan(epochs=2)), update(elsewhere, batch, plan(epochs=2), ticks.append)
+    assert elsewhere.asked == [plan(epochs=2)] and not elsewhere.seen and ticks == [2, 2, 2, 2]
+    assert (found.metrics, found.updates) == (expected.metrics, expected.updates)
+    assert found.trainer_logprobs is not None and expected.trainer_logprobs is not None
+    assert torch.equal(found.trainer_logprobs, expected.trainer_logprobs)
+    assert len(found.trainer_logprobs) == (4 if old else 2)  # of the whole step, or of the first mini-batch
+
+
+def test_tokens_that_are_chosen_over_a_mini_batch_are_chosen_here() -> None:
+    batch = make_batch([2, 1, 2, 2], old=True)
+    batch = replace(batch, logprobs=replace(batch.logprobs, entropies=torch.rand(4, 4)))
+    elsewhere = ElsewhereEngine()
+    update(elsewhere, batch, replace(plan(), loss=replace(LOSS, high_entropy_share=0.5)))
+    assert not elsewhere.asked and len(elsewhere.seen) == 2

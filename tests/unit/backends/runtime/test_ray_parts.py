@@ -150,7 +150,9 @@ class FakeCluster:
         from posttrain.backends.runtime.ray.worker import News, PackedGroups
 
         silent = self.states.get(handle) in ("stopped", "busy")
-        return Promise(News(lines=[], tokens=0, groups=PackedGroups.of([]), notices=[]), 1e6 if silent else 0.0)
+        return Promise(
+            News(lines=[], tokens=0, sequences=0, groups=PackedGroups.of([]), notices=[]), 1e6 if silent else 0.0
+        )
 
     def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Promise, Promise]:
         return self.call(handle, method, *arguments), Promise(())
@@ -202,6 +204,15 @@ class TestWatch:
         first, second = watch.members
         with pytest.raises(RunStopped, match=r"saving: no answer of trainer rank 1 within 0\.2 s"):
             watch.wait({first: Promise(1), second: Promise(2, 60)}, "saving", 0.2)
+
+    def test_a_deadline_counts_from_the_last_part_that_ended(self, watch: Any) -> None:
+        """Parts end in each of the first looks; the result comes after the deadline of one part."""
+        first, _ = watch.members
+        ended = iter([True] * 8)
+        slow = Promise("done", 0.6)
+        assert watch.wait({first: slow}, "policy update", 0.3, moved=lambda: next(ended, False)) == {first: "done"}
+        with pytest.raises(RunStopped, match=r"policy update: no answer of trainer rank 0 within 0\.3 s"):
+            watch.wait({first: Promise("done", 1e6)}, "policy update", 0.3, moved=lambda: False)
 
     def test_a_stopped_worker_is_named_with_its_last_words(self, watch: Any, tmp_path: Path) -> None:
         first, second = watch.members

@@ -14,9 +14,16 @@ from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
-from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
+from posttrain.records.plans import (
+    CriticUpdatePlan,
+    DistillationPlan,
+    LossPlan,
+    PreferencePlan,
+    UpdatePlan,
+    ValueLossPlan,
+)
 from posttrain.records.prompts import Prompt
-from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, ValueStats
+from posttrain.records.statistics import ForwardBackwardStats, LossStats, OptimizerStats, UpdateStats, ValueStats
 from posttrain.records.stored_tensors import StoredTensor, concatenated
 from posttrain.records.trajectories import Outcome, TrajectoryGroup
 
@@ -105,7 +112,9 @@ class RemoteOptimized:
 
     @property
     def version(self) -> int:
-        found: int = self.workers.call("version", self.role)
+        # All ranks have made the same updates
+        [found] = self.workers.scatter("version", [(self.role,)])
+        assert isinstance(found, int)
         return found
 
     def begin_step(self) -> None:
@@ -137,6 +146,28 @@ class RemoteOptimized:
 
     def _call(self, method: str) -> object:
         return self.workers.call("model_call", self.role, method, what=f"{self.role} {method}")
+
+    def make_updates(
+        self, batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, on_sequences: Callable[[int], None] | None
+    ) -> UpdateStats:
+        """See interfaces.train_engine.MakesUpdates. placement.call_timeout_s is for one mini-batch."""
+        held, first = self.workers.shelf.place(batch), self.workers.members[0]
+        left = len(batch) * plan.epochs
+        first.take_sequences()
+
+        def moved() -> bool:
+            nonlocal left
+            learned = min(first.take_sequences(), left)
+            left -= learned
+            if learned and on_sequences:
+                on_sequences(learned)
+            return learned > 0
+
+        asked = held.record, self.role, plan, *held.arrays
+        stats: UpdateStats = from_plain(self.workers.call("update", *asked, what=f"{self.role} update", moved=moved))
+        if on_sequences:
+            on_sequences(left)
+        return stats
 
     def _learn(
         self, batch: TrainBatch, loss: LossPlan | PreferencePlan | ValueLossPlan, counts: LossCounts

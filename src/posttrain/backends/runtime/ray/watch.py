@@ -46,6 +46,7 @@ class Member:
     trouble: str | None = None  # why it is lost
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     tokens: int = 0  # sampled, not yet reported
+    sequences: int = 0  # learned, not yet reported
     groups: list[PackedGroups] = field(default_factory=list)  # finished, not yet fetched
     # A poll without an answer yet: promises of the news and of the arrays beside it, and since when
     asked: tuple[Any, Any, float] | None = None
@@ -56,6 +57,12 @@ class Member:
         with self.lock:
             found = self.tokens, self.groups
             self.tokens, self.groups = 0, []
+        return found
+
+    def take_sequences(self) -> int:
+        """Return the sequences that it has learned since the last call."""
+        with self.lock:
+            found, self.sequences = self.sequences, 0
         return found
 
     @property
@@ -118,11 +125,17 @@ class Watch:
             self.remove(member)
 
     def wait(
-        self, promises: Mapping[Member, Any], what: str, deadline_s: float, on_round: Callable[[], None] | None = None
+        self,
+        promises: Mapping[Member, Any],
+        what: str,
+        deadline_s: float,
+        on_round: Callable[[], None] | None = None,
+        moved: Callable[[], bool] | None = None,
     ) -> dict[Member, Any]:
         """Wait for the results of calls to several workers.
 
-        Args: ``what`` they do, for messages; ``on_round`` is called several times a second meanwhile.
+        Args: ``what`` they do, for messages; ``on_round`` is called several times a second meanwhile; ``moved`` tells whether a
+            part of the work has ended since it was last called, from when on the deadline counts again.
         Raises: WorkerLost for a worker that is dead or stopped; RunStopped when one does not finish in time; an error that
             happened in a worker, as if it had happened here.
         """
@@ -140,6 +153,8 @@ class Watch:
                     self.found_dead(member, died)
             if on_round:
                 on_round()
+            if moved and moved():
+                begun = time.monotonic()
             for member in (*promises, *self.members):
                 if member.trouble and (member.vital or member in promises):
                     raise member.lost()
@@ -224,6 +239,7 @@ class Watch:
         member.last.extend(news.lines)
         with member.lock:
             member.tokens += news.tokens
+            member.sequences += news.sequences
             member.groups += [news.groups.joined(partial(RayArray, beside))] if news.groups.numbers else []
         for text in news.notices:
             self._notices.add(f"{member.name}: {text}")

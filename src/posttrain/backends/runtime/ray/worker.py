@@ -83,6 +83,7 @@ class News:
 
     lines: list[str]  # that it printed
     tokens: int  # that it sampled
+    sequences: int  # that it learned
     groups: PackedGroups
     notices: list[str]  # for people
 
@@ -112,6 +113,7 @@ class Outbox:
     """Results waiting for the next query. Filled by the working thread, emptied by the answering one."""
 
     tokens: int = 0
+    sequences: int = 0
     groups: Groups = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     # Puts the tokens of groups into the object store, from which they vanish with this process; None: they travel beside
@@ -126,6 +128,10 @@ class Outbox:
         with self.lock:
             self.tokens += count
 
+    def add_sequences(self, count: int) -> None:
+        with self.lock:
+            self.sequences += count
+
     def add_group(self, number: tuple[int, int], responses: tuple[Trajectory, ...]) -> None:
         with self.lock:
             self.groups.append((number, responses))
@@ -139,17 +145,17 @@ class Outbox:
             found, self.groups = self.groups, []
         return self._packed(found)
 
-    def take(self) -> tuple[int, PackedGroups, list[str]]:
+    def take(self) -> tuple[int, PackedGroups, list[str], int]:
         with self.lock:
-            tokens, groups, notices = self.tokens, self.groups, self.notices
-            self.tokens, self.groups, self.notices = 0, [], []
+            tokens, sequences, groups, notices = self.tokens, self.sequences, self.groups, self.notices
+            self.tokens, self.sequences, self.groups, self.notices = 0, 0, [], []
         try:
             packed = self._packed(groups)
         except RunStopped:  # the store is full: the call that samples ends with these groups, and with the same error
             with self.lock:
                 self.groups = groups + self.groups
             packed = PackedGroups.of([])
-        return tokens, packed, notices
+        return tokens, packed, notices, sequences
 
     def _packed(self, groups: Groups) -> PackedGroups:
         return PackedGroups.of(groups, self.keep) if self.keep else PackedGroups.with_beside(groups)
@@ -231,9 +237,9 @@ class Worker:
     def news(self) -> tuple[News, tuple[NDArray[Any], ...]]:
         """Return the events since the previous query, and the arrays beside their groups."""
         lines, self._read = read_log(self._log, self._read)
-        tokens, packed, notices = self.outbox.take()
+        tokens, packed, notices, sequences = self.outbox.take()
         groups, beside = packed.parted()
-        return News(lines=lines, tokens=tokens, groups=groups, notices=notices), beside
+        return News(lines=lines, tokens=tokens, sequences=sequences, groups=groups, notices=notices), beside
 
     def _guarded(self, thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
         if thread is self._thread:

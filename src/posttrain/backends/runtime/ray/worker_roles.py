@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,26 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
-from posttrain.records.batches import LossCounts, SequenceBatch
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.notices import Notices
-from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan, ValueLossPlan
+from posttrain.records.plans import (
+    CriticUpdatePlan,
+    DistillationPlan,
+    LossPlan,
+    PreferencePlan,
+    UpdatePlan,
+    ValueLossPlan,
+)
 from posttrain.records.prompts import Prompt
-from posttrain.records.stored_tensors import StoredTensor, stored_rows
+from posttrain.records.statistics import UpdateStats
+from posttrain.records.stored_tensors import StoredTensor, stored_rows, unread_rows
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+from posttrain.records.unread_tensors import UnreadTensor
 from posttrain.registry import ROLLOUT_ENGINES
 from posttrain.run.profile import Recording
+from posttrain.steps.mini_batches import is_drawn
 from posttrain.steps.seat import StreamSeat
+from posttrain.steps.update import critic_updates, policy_updates
 
 
 def start_worker_roles(outbox: Outbox, assignment: WorkerAssignment) -> WorkerRoles:
@@ -136,6 +148,20 @@ class WorkerRoles:
         self._started.take_turn(role)
         rows = taken_down(batch, arrays)
         return self._answer(self.roles[role].forward_backward(rows, loss, counts), rows.sequences)
+
+    def update(self, batch: Any, role: str, plan: UpdatePlan | CriticUpdatePlan, *arrays: Any) -> Any:
+        """Go through the updates of a step on a TrainBatch (see shelf), every rank alike; the first one reports."""
+        self._started.take_turn(role)
+        rows: TrainBatch = taken_down(batch, arrays)
+        drawn = is_drawn(rows, plan)
+        if drawn:  # so that a rank copies rows of its own micro-batches alone
+            rows = _with_tensors(rows, _unread)
+        updates: Callable[..., UpdateStats] = critic_updates if isinstance(plan, CriticUpdatePlan) else policy_updates
+        stats = updates(self.roles[role], rows, plan, self.outbox.add_sequences)
+        first = stats.trainer_logprobs
+        if first is None or drawn or rows.logprobs.old is not None:
+            return self._answer(replace(stats, trainer_logprobs=None), rows.sequences)
+        return self._answer(stats, rows.sequences.rows(list(range(len(first)))))
 
     def move_reference(self, mix: float) -> None:
         self._started.take_turn("policy", "reference")
@@ -252,7 +278,17 @@ def _in_store(result: Any, lengths: Tensor) -> Any:
     def kept(tensor: Tensor) -> Any:
         return stored_rows(tensor, lengths, store) if tensor.ndim == 2 and len(tensor) == len(lengths) else tensor
 
-    return from_plain(map_plain(result, kept))
+    return _with_tensors(result, kept)
+
+
+def _with_tensors(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The record with changed tensors."""
+    return from_plain(map_plain(record, change))
+
+
+def _unread(tensor: Tensor) -> Tensor:
+    """Leave the rows of a tensor [B, T] unread until they are computed."""
+    return unread_rows(tensor) if tensor.ndim == 2 and not isinstance(tensor, UnreadTensor) else tensor
 
 
 def _enter_folders(assignment: WorkerAssignment) -> None:
