@@ -169,5 +169,6 @@ class MakesUpdates(Protocol):
     def make_updates(
         self, batch: TrainBatch, plan: UpdatePlan | CriticUpdatePlan, on_sequences: Callable[[int], None] | None
     ) -> UpdateStats:
-        """Make the updates of steps.update in every process. Args: on_sequences receives the number of sequences learned since its last call."""
+        """Make the updates of steps.update in every process. Args: on_sequences receives the number of sequences that were
+        learned since its last call."""
         ...
