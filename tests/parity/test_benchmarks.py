@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from warm.processes import run
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +85,7 @@ def test_it_runs_to_its_table(script: str, tiny_llama: Path, tmp_path: Path) -> 
         for each in arguments.split()
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    done = run(
         [sys.executable, f"benchmarks/{script}", *words],
         cwd=ROOT,
         env=environment,

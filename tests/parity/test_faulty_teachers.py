@@ -4,7 +4,6 @@ learned from a false number, and the run that is started again ends with the wei
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RunStopped
 from posttrain.models.tiny import write_tiny_model
+from warm.processes import WarmProcess
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ class Server:
         (self.folder / "started").unlink(missing_ok=True)
         self.fails("")
         script = Path(__file__).with_name("faulty_teacher.py")
-        self.process = subprocess.Popen([sys.executable, script, self.folder, self.model])
+        self.process = WarmProcess([sys.executable, script, self.folder, self.model])
         while not (self.folder / "started").exists() or not (self.folder / "port").exists():
             assert self.process.poll() is None, "the server did not start"
             time.sleep(0.05)

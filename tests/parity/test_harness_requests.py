@@ -16,6 +16,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from warm.processes import WarmProcess
+
 pytestmark = pytest.mark.slow
 ROWS = (
     {"q": "the cat sat", "choices": ["on", "under the", "a"], "gold": 0},
@@ -40,9 +42,7 @@ def served(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "token").chmod(0o600)
     settings = [f"model.path={tiny_llama}", "model.compute_dtype=float32", "endpoint.name=tiny", "endpoint.port=0"]
     settings += [f"endpoint.token_file={folder}/token", "placement.cpu_threads=1", "rollout.max_response_tokens=32"]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "posttrain", "serve", *settings], stdout=subprocess.PIPE, text=True
-    )
+    started = WarmProcess([sys.executable, "-m", "posttrain", "serve", *settings], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     try:
         yield next(line for line in started.stdout if line.startswith("OPENAI_BASE_URL=")).strip().partition("=")[2]

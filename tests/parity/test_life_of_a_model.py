@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.dialects.detect import read_config
+from warm.processes import HERE
 
 FOLDER = Path(__file__).parents[2] / "examples" / "life-of-a-model"
 
@@ -45,7 +47,8 @@ def test_the_whole_life_on_a_tiny_model_twice(tiny_llama: Path, tmp_path: Path) 
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     command = bin_folder / "posttrain"
-    command.write_text(f"#!{sys.executable}\nfrom posttrain.cli.start import main\nmain()\n")
+    words = ["exec", sys.executable, str(HERE / "stand_in.py"), "-c", "from posttrain.cli.start import main; main()"]
+    command.write_text(f'#!/bin/sh\n{shlex.join(words)} "$@"\n')
     command.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{bin_folder}:{os.environ['PATH']}",

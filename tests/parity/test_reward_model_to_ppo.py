@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from warm.processes import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_whole_way_from_pairs_to_a_policy(tmp_path: Path) -> None:
     command = [sys.executable, "examples/reward_model_to_ppo.py", str(tmp_path), "--seeds", "1"]
     tables = [
-        subprocess.run(
+        run(
             [*command, "--pairs", "64", "--steps", "1"],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -25,6 +25,7 @@ from posttrain.config import RunConfig
 from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
 from posttrain.run.checkpoint import Checkpoints
+from warm.processes import WarmProcess, run
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -705,7 +706,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     folder = Path(config.folder)
 
     (tmp_path / "slow").touch()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = WarmProcess(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120
     while not ((folder / "metrics.jsonl").exists() and metrics_of(folder)):
         assert process.poll() is None and time.monotonic() < deadline
@@ -719,7 +720,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     assert (folder / "checkpoints/latest").read_text() == f"global_step_{done}\n"
 
     (tmp_path / "slow").unlink()
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    finished = run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
     assert json.loads((folder / "run.json").read_text())["status"] == "done"

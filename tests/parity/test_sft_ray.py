@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from posttrain.build.sft import sft_run
 from posttrain.config import SftConfig
+from warm.processes import WarmProcess
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -150,7 +151,7 @@ def test_a_lost_worker_is_named_and_the_run_goes_on_when_started_again(
     file.write_text(yaml.safe_dump(config(tmp_path, tiny_llama, "run", changes).model_dump(mode="json")))
     command = [sys.executable, "-m", "posttrain", "sft", str(file)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = WarmProcess(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         until = time.monotonic() + 120
         saved = tmp_path / "run" / "checkpoints" / "global_step_2"

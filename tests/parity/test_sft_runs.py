@@ -25,6 +25,7 @@ from posttrain.build.sft import sft_run
 from posttrain.config.sft import SftConfig
 from posttrain.errors import RunStopped
 from posttrain.models.tiny import write_tiny_model
+from warm.processes import WarmProcess, run
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., SftConfig]
@@ -287,7 +288,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     file.write_text(yaml.safe_dump(tree))
     command = [sys.executable, "-c", "from posttrain.cli.app import main; main()", "sft", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = WarmProcess(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 3/"):
@@ -299,9 +300,7 @@ def test_command_stopped_by_sigterm_exits_75_and_finishes_when_started_again(mak
     tree["run"]["total_steps"] = saved[0] + 1
     tree["policy"]["schedule_over"] = "epochs"
     file.write_text(yaml.safe_dump(tree))
-    again = subprocess.run(
-        [*command, "--allow-config-change"], env=environment, capture_output=True, text=True, timeout=120
-    )
+    again = run([*command, "--allow-config-change"], env=environment, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"resuming after step {saved[0]}" in again.stdout
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == list(range(1, saved[0] + 2))

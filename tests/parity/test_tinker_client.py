@@ -24,6 +24,7 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.models.lora import add_adapter
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan
+from warm.processes import WarmProcess
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("tinker==0.38.0", "tinker-cookbook[math-rl]==0.5.8")
@@ -76,7 +77,7 @@ class Server:
     def __init__(self, place: Path):
         arguments = [f"model.path={MODEL}", f"endpoint.name={MODEL}", "model.compute_dtype=float32", "endpoint.port=0"]
         arguments += ["endpoint.token_file=key", "placement.cpu_threads=1", "tinker.max_tokens_per_micro_batch=300"]
-        self.process = subprocess.Popen(
+        self.process = WarmProcess(
             [sys.executable, "-m", "posttrain", "serve", "--api", "tinker", *arguments],
             stdout=subprocess.PIPE,
             text=True,

@@ -20,7 +20,7 @@ from typing import Any
 
 from runs import result, tiny_run
 
-from warm.processes import WarmProcess, offer, stand_ins
+from warm.processes import WarmProcess, stand_ins
 
 TESTS = Path(__file__).parents[1]
 START_S = 240.0  # for Ray and its workers to start, also on a busy machine
@@ -113,7 +113,6 @@ def start(
     written.write_text(config.model_dump_json())
     said = folder / f"{name}.txt"
     temporary = Path(tempfile.mkdtemp(prefix="ptf-"))  # short, as sockets lie in it
-    offer()
     with open(said, "wb") as output:
         process = WarmProcess(
             [sys.executable, "-c", PROGRAM, str(written)],

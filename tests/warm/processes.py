@@ -89,6 +89,7 @@ class WarmProcess:
         env: Mapping[str, str] | None = None,
     ):
         """Args: command, of this Python or a script in it; stdout may be a pipe; stderr a file, or what stdout is."""
+        offer()
         words = [str(word) for word in command]
         self.args = words
         self.stdout: IO[Any] | None = None

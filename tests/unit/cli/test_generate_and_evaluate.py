@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from posttrain.cli.app import main
+from warm.processes import WarmProcess
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -259,9 +260,9 @@ def test_too_many_responses_without_a_score(posttrain: Run, tmp_path: Path, monk
     assert json.loads(Path("e/results.json").read_text())["sources"]["openai/gsm8k"]["invalid"] == {"exception": 4}
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
+def start(arguments: list[str]) -> WarmProcess:
     command = [sys.executable, "-c", "from posttrain.cli.start import main; main()", "generate", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return WarmProcess(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def parts_done(folder: Path) -> int:

@@ -20,6 +20,7 @@ from posttrain.dialects.detect import read_config
 from posttrain.dialects.entries import SERVE
 from posttrain.errors import RequestError
 from posttrain.run import export
+from warm.processes import WarmProcess
 
 
 def said(*overrides: str) -> list[str]:
@@ -92,7 +93,7 @@ def test_an_endpoint_answers_and_stops(tiny_llama: Path, tmp_path: Path) -> None
         "rollout.max_response_tokens=8",
         "placement.cpu_threads=1",
     ]
-    process = subprocess.Popen(
+    process = WarmProcess(
         [sys.executable, "-m", "posttrain", "serve", *arguments],
         stdout=subprocess.PIPE,
         text=True,

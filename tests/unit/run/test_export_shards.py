@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,6 +17,7 @@ from posttrain.errors import ModelError
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.shards import merge_shards
 from posttrain.run.export import export_checkpoint
+from warm.processes import run
 
 # Two processes shard models as an FSDP trainer does, and save their halves. 259 rows of the embedding: 130 and 129. They part
 # when all is imported, which takes longer than what they do.
@@ -59,7 +59,7 @@ def sharded(tiny_qwen: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPath
         (folder / shape).mkdir()
     arguments = [f"file://{folder}/meeting", str(tiny_qwen), str(tiny_llama), str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", SHARDING, *arguments], env=environment, timeout=120, check=True)
+    run([sys.executable, "-c", SHARDING, *arguments], env=environment, timeout=120, check=True)
     return folder
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from posttrain.errors import RequestError
 from posttrain.registry import TRACKERS
 from posttrain.run.relay import push
+from warm.processes import run
 
 Curves = dict[str, dict[int, float]]  # metric -> step -> value
 
@@ -308,7 +308,7 @@ def test_a_run_that_is_killed_and_goes_on_leaves_one_curve_in_every_service(tmp_
     def train(how: str) -> int:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "WANDB"))}
         command = [sys.executable, str(tmp_path / "main.py"), "train", str(tmp_path / "run.yaml"), how]
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=240, check=False)
+        done = run(command, env=environment, capture_output=True, timeout=240, check=False)
         print(done.stderr.decode())
         return done.returncode
 
