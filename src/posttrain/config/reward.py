@@ -35,6 +35,9 @@ class RewardTerm(Section):
     its first entry, which verl's reward manager prime reads."""
     extra_info: dict[str, Any] = {}
     """Entries that your function gets in extra_info besides those of the row."""
+    judge_tokenizer: str | None = None
+    """Folder or hub id of the model of a judge that your function asks by its address: the function gets the model's tokenizer
+    as reward_model_tokenizer, as from verl, where it takes that."""
     reads: Literal["response", "sequence"] = "response"
     """The text your function gets: the response, without special tokens; or sequence, the prompt and the response in one text
     with all special tokens, which verl 0.1 and 0.2 pass to reward functions."""

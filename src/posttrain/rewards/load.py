@@ -129,7 +129,7 @@ def _load(term: RewardTerm, *, run_wide: RunWide, tokenizer: TokenizerOf | None)
         return load_manager(term, tokenizer)
     if term.path:
         load = load_batched_function if term.batched else load_function
-        return load(term.path, term.name, term.options, term.extra_info)
+        return load(term.path, term.name, term.options, term.extra_info, term.judge_tokenizer)
     return built_in(term.name, term.options, run_wide)
 
 
@@ -137,7 +137,9 @@ def _check(term: RewardTerm, *, run_wide: RunWide) -> None:
     if term.path and term.kind == "manager":
         check_manager(term)
     elif term.path:
-        check_function(term.path, term.name, term.options, batched=term.batched)
+        check_function(
+            term.path, term.name, term.options, batched=term.batched, has_judge=term.judge_tokenizer is not None
+        )
     else:
         built_in(term.name, term.options, run_wide)
 

@@ -14,6 +14,7 @@ from typing import Any
 from posttrain.descriptions import signature_of
 from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
+from posttrain.libraries.verl import modules as verl_modules
 from posttrain.records.prompts import Prompt
 from posttrain.user_files import bound_names, import_path, last_line, parse_file, place_of, source_file
 
@@ -26,6 +27,8 @@ PROMPTS = ("prompt", "prompts", "question", "query", "problem", "instruction")
 # Keyword arguments of a batched function.
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
+JUDGE_TOKENIZER = "reward_model_tokenizer"  # verl's name of a parameter
+
 REWARD_FUNCTION = "your reward function"
 
 
@@ -33,23 +36,36 @@ class UserRewardError(PosttrainError):
     """The user's function raised; the message names the user's own file and line."""
 
 
-def check_function(path: str, name: str, options: Mapping[str, Any] | None = None, *, batched: bool = False) -> None:
+def check_function(
+    path: str,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    batched: bool = False,
+    has_judge: bool = False,
+) -> None:
     """Check, without running it, that the file or module exists, is Python, and defines ``name``; with ``options`` also that it
-    can be called as ``load_function`` calls it (``batched``: ``load_batched_function``).
+    can be called as ``load_function`` calls it (``batched``: ``load_batched_function``; ``has_judge``: with a tokenizer).
 
     Raises: ConfigError.
     """
     tree = parse_file(path, source_file(path, holds=REWARD_FUNCTION))
     functions = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
     if (node := functions.get(name)) is not None and options is not None and not node.decorator_list:
-        (_check_batched if batched else _passed)(signature_of(node), path, name, options)
+        signature = signature_of(node)
+        judged = {JUDGE_TOKENIZER: None} if has_judge and JUDGE_TOKENIZER in signature.parameters else {}
+        (_check_batched if batched else _passed)(signature, path, name, {**options, **judged})
     if name not in functions and not {name, "*"} & bound_names(tree):
         what = f"{path} defines no {name!r} (it defines: {', '.join(functions) or 'no function'})"
         raise ConfigError(Problem(what, fix=did_you_mean(name, functions, listed=True)))
 
 
 def load_function(
-    path: str, name: str, options: Mapping[str, Any], extra_info: Mapping[str, Any] | None = None
+    path: str,
+    name: str,
+    options: Mapping[str, Any],
+    extra_info: Mapping[str, Any] | None = None,
+    judge_tokenizer: str | None = None,
 ) -> RewardFn:
     """Build a reward from the function ``name`` in the file or module, called with those of KEYWORDS that it takes and with
     ``options`` (which take precedence, as in verl). A function with other parameter names is called by position: with all four
@@ -57,11 +73,13 @@ def load_function(
 
     The function returns a number, or a mapping with its number under "score"; other numbers in the mapping are logged. It may
     be async. It receives copies, so its changes to extra_info are lost after the call; ``extra_info`` is added to the row's.
+    One that takes reward_model_tokenizer gets the tokenizer of the model ``judge_tokenizer``.
 
     Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be called with
         these arguments.
     """
     function, file = _find(path, name)
+    options = _with_tokenizer(function, options, judge_tokenizer)
     positional, keywords = _passed(inspect.signature(function), path, name, options)
     return partial(
         _score,
@@ -75,7 +93,11 @@ def load_function(
 
 
 def load_batched_function(
-    path: str, name: str, options: Mapping[str, Any], extra_info: Mapping[str, Any] | None = None
+    path: str,
+    name: str,
+    options: Mapping[str, Any],
+    extra_info: Mapping[str, Any] | None = None,
+    judge_tokenizer: str | None = None,
 ) -> BatchedRewardFn:
     """Build a reward from a function that is called once with lists, by the keywords BATCH_KEYWORDS and ``options`` (which
     take precedence), and returns a list of results as for ``load_function``. It may be async, and receives copies.
@@ -83,6 +105,7 @@ def load_batched_function(
     Raises: ConfigError, as ``load_function``.
     """
     function, file = _find(path, name)
+    options = _with_tokenizer(function, options, judge_tokenizer)
     _check_batched(inspect.signature(function), path, name, options)
     more = dict(extra_info or {})
     return partial(_score_batch, function=function, file=str(file), options=dict(options), more=more)
@@ -121,10 +144,34 @@ def _score_batch(
 def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
     """Return a function and its file. Raises: ConfigError."""
     check_function(path, name)
+    if _imports_verl(path):
+        above = (folder / "verl" for folder in source_file(path).absolute().parents)
+        verl_modules.provide(next((folder for folder in above if (folder / "__init__.py").is_file()), None))
     function = getattr(import_path(path), name, None)
     if not callable(function):
         raise ConfigError(Problem(f"{name!r} in {path} is not a function"))
     return function, source_file(path)
+
+
+def _imports_verl(path: str) -> bool:
+    """Return True for a file that imports verl anywhere in it, which may be in a checkout of the user's or not here at all."""
+    tree = parse_file(path, source_file(path, holds=REWARD_FUNCTION))
+    named = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named += [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
+    return any(module.partition(".")[0] == "verl" for module in named)
+
+
+def _with_tokenizer(function: Callable[..., Any], options: Mapping[str, Any], model: str | None) -> dict[str, Any]:
+    """The options, with the tokenizer of a judge's model where the function takes it. Raises: ConfigError without one."""
+    if model is None or JUDGE_TOKENIZER not in inspect.signature(function).parameters or JUDGE_TOKENIZER in options:
+        return dict(options)
+    from transformers import AutoTokenizer  # takes seconds
+
+    try:
+        return {**options, JUDGE_TOKENIZER: AutoTokenizer.from_pretrained(model)}
+    except (OSError, ValueError) as error:
+        what = f"the tokenizer of the judge's model {model} cannot be loaded: {last_line(error)}"
+        raise ConfigError(Problem(what, fix="name a folder that is here", field="judge_tokenizer")) from error
 
 
 def _passed(

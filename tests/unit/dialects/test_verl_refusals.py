@@ -764,8 +764,33 @@ def test_a_head_that_scores_in_a_server_scores_here_and_a_sampled_judgement_is_p
     assert any(
         "reward_model.rollout: the reward model's head scores in the run's own processes" in w for w in loaded.warnings
     )
+    assert read(*model, "+reward.custom_reward_function={path: null}").unsupported == ()
     [problem] = read(*model, "custom_reward_function.path=my.py").unsupported
-    assert problem.what == "a reward model that samples its judgement, which a function of yours reads, is planned"
+    assert problem.what.startswith("a reward model that samples its judgement, which a function of yours reads, is not")
+    assert "++custom_reward_function.reward_kwargs.reward_router_address=127.0.0.1:8000" in problem.fix
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_judge_at_an_address_is_asked_by_the_user_s_function(later: bool) -> None:
+    """verl serves the model and hands over the address; here the configuration gives it."""
+    model, function = (
+        ("reward.reward_model", "reward.custom_reward_function")
+        if later
+        else ("reward_model", "custom_reward_function")
+    )
+    where = f"+{model}.model_path=a/judge" if later else f"{model}.model.path=a/judge"
+    plus = "+" * later
+    keys = (
+        f"{plus}{model}.enable=True", where, f"+{model}.enable_resource_pool=True", f"+{model}.n_gpus_per_node=8",
+        f"+{model}.nnodes=1", f"+{model}.rollout={{name: vllm}}", f"{plus}{function}.path=my.py", f"{plus}{function}.name=ask",
+        f"++{function}.reward_kwargs.reward_router_address=judge:8000",
+    )  # fmt: skip
+    loaded = read(*keys)
+    assert loaded.problems == loaded.unsupported == ()
+    [term] = loaded.config.reward.terms
+    assert (term.name, term.path, term.judge_tokenizer) == ("ask", "my.py", "a/judge")
+    assert term.options == {"reward_router_address": "judge:8000"} and loaded.config.reward.model is None
+    assert any("the server at judge:8000 has the reward model" in one.reason for one in loaded.ignored)
 
 
 def test_a_lower_clip_below_zero_clips_nothing() -> None:

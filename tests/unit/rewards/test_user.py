@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from posttrain.dialects.detect import read_config
 from posttrain.errors import ConfigError
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, StopReason, Trajectory, TrajectoryGroup
-from posttrain.rewards.load import load_rewards
+from posttrain.rewards.load import check_rewards, load_rewards
 from posttrain.rewards.scorer import ScorerHere, start_rewards
 
 # Token ids of a made-up vocabulary, special tokens included.
@@ -184,3 +185,42 @@ def test_a_function_that_wants_a_prompt_first_is_refused(parameters: str, tmp_pa
     config = RewardConfig.model_validate({"terms": [{"name": "score", "path": str(file), "options": options}]})
     with pytest.raises(ConfigError, match=r"would get the response as .* name its parameters solution_str"):
         load_rewards(config)
+
+
+# As verl's recipe fapo does it; neither verl nor a checkout of it is here.
+ASKS = """
+from verl.utils.ray_utils import get_event_loop
+from verl.utils.reward_score.math_dapo import last_boxed_only_string, normalize_final_answer, remove_boxed
+
+async def compute_score(solution_str, ground_truth, reward_router_address, reward_model_tokenizer):
+    said = f"{reward_router_address} says \\\\boxed{{\\\\text{{{ground_truth}}}}}"
+    box = await get_event_loop().run_in_executor(None, lambda: last_boxed_only_string(said))
+    right = normalize_final_answer(remove_boxed(box)) == ground_truth
+    return len(reward_model_tokenizer.encode(ground_truth)) + right
+"""
+
+
+def test_a_function_that_asks_a_judge_gets_its_address_and_its_tokenizer(tmp_path: Path, tiny_llama: Path) -> None:
+    from transformers import AutoTokenizer
+
+    judged = config(tmp_path, ASKS, options={"reward_router_address": "judge:8000"}, judge_tokenizer=str(tiny_llama))
+    assert check_rewards(judged) == []
+    tokens = len(AutoTokenizer.from_pretrained(tiny_llama).encode("12"))
+    with closing(start_rewards(judged)) as workers:
+        assert scores(workers.score([group((4, 5))])[0]) == [tokens + 1]
+    [problem] = check_rewards(config(tmp_path, ASKS, options={"reward_router_address": "judge:8000"}))
+    assert "missing a required argument: 'reward_model_tokenizer'" in problem.what
+
+
+def test_a_checkout_s_own_helpers_take_the_place_of_stand_ins(tmp_path: Path) -> None:
+    for name in ("__init__", "utils/__init__", "utils/reward_score/__init__"):
+        (file := tmp_path / f"verl/{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("import a_library_that_is_not_installed\n")
+    (tmp_path / "verl/utils/reward_score/math_dapo.py").write_text("def remove_boxed(text):\n    return 'theirs'\n")
+    (tmp_path / "examples").mkdir()
+    source = "from verl.utils.reward_score.math_dapo import remove_boxed\n"
+    source += (
+        "def compute_score(solution_str, ground_truth):\n    return float(remove_boxed(solution_str) == 'theirs')\n"
+    )
+    with closing(start_rewards(config(tmp_path / "examples", source))) as workers:
+        assert scores(workers.score([group((4, 5))])[0]) == [1.0]

@@ -112,6 +112,17 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
 }
 
 
+_TEXTS = "posttrain.rewards.verl.texts"
+_BOXES = {name: f"{_TEXTS}:{name}" for name in ("last_boxed_only_string", "remove_boxed")}
+# Modules that a checkout's own file takes the place of, where there is one.
+FALLBACKS: Mapping[str, Mapping[str, str]] = {
+    "verl.utils.ray_utils": {"get_event_loop": f"{_TEXTS}:get_event_loop"},
+    "verl.utils.reward_score.math": _BOXES,
+    "verl.utils.reward_score.math_reward": _BOXES,
+    "verl.utils.reward_score.math_dapo": _BOXES | {"normalize_final_answer": f"{_TEXTS}:normalize_final_answer"},
+}
+
+
 def provide(folder: Path | None = None) -> bool:
     """Make verl's modules importable in this process. Returns: True where they are the stand-ins.
 
@@ -123,9 +134,11 @@ def provide(folder: Path | None = None) -> bool:
         return False
     folder = folder or _checkout()
     if not standing_in:
-        for name, names in PROVIDED.items():
+        missing = {name: names for name, names in FALLBACKS.items() if not _has(folder, name)}
+        provided = {**PROVIDED, **missing}
+        for name, names in provided.items():
             sys.modules[name] = _StandIn(name, names)
-        for name in PROVIDED:
+        for name in provided:
             parent, _, leaf = name.rpartition(".")
             if parent:
                 setattr(sys.modules[parent], leaf, sys.modules[name])
@@ -135,6 +148,11 @@ def provide(folder: Path | None = None) -> bool:
         if not any(isinstance(each, _Packages) for each in sys.meta_path):
             sys.meta_path.insert(0, _Packages())
     return True
+
+
+def _has(folder: Path | None, module: str) -> bool:
+    """Return True where a checkout's package verl has a file of this module."""
+    return folder is not None and folder.joinpath(*module.split(".")[1:]).with_suffix(".py").is_file()
 
 
 class _Packages:

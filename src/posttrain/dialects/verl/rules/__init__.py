@@ -16,7 +16,7 @@ from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL
 from posttrain.dialects.verl.rules.optimizer import optimizers, routing, shuffles
 from posttrain.dialects.verl.rules.profiling import profiling
-from posttrain.dialects.verl.rules.reward import reward
+from posttrain.dialects.verl.rules.reward import reward, served_judge
 from posttrain.dialects.verl.rules.sampling import name_of_engine, sampling
 from posttrain.dialects.verl.rules.sppo import set_estimator
 from posttrain.dialects.verl.rules.turns import turns
@@ -36,9 +36,10 @@ def rules(keys: Reader) -> dict[str, Any]:
     has_critic = algorithm.uses_critic(keys)
     kl = algorithm.kl_in_loss(keys) | algorithm.kl_in_reward(keys)
     has_reference = bool(kl)
+    judge = served_judge(keys)
     places, fields = layout(keys, has_critic=has_critic)
     fields |= renamed | step
-    scoring, scorer = reward(keys, places)
+    scoring, scorer = reward(keys, places, judge)
     loss = algorithm.loss(keys)
     fields |= scoring | loss | kl
     fields |= algorithm.estimator(keys)

@@ -19,6 +19,7 @@ _SHARDS = "reward_model.model.fsdp_config"
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
 _ARGUMENTS = f"{_MODEL}.reward_kwargs"  # of the reward manager
+_ADDRESS = "reward_router_address"  # verl's name of a parameter: HOST:PORT
 _SERVED = "reward.reward_model"  # its later name, where it is served
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
 WHOLE_SEQUENCE = ("0.1", "0.2")
@@ -34,13 +35,19 @@ CHECKOUT_MANAGERS = (
 )
 
 
-def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
-    """The fields, and the name of the reward term; "" where a reward model scores alone."""
+def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, Any], str]:
+    """The fields, and the name of the reward term; "" where a reward model scores alone.
+
+    Args: judge, the result of ``served_judge``.
+    """
     served = get(keys, f"{_SERVED}.enable", False)
     if is_prime(keys):
         term = _term(keys)
         process = process_reward(keys, layout.devices)
         return {"reward.terms": [term]} | process | _overlong(keys) | _workers(keys), term["name"]
+    if judge is not None:
+        term = _term(keys) | ({"judge_tokenizer": judge} if judge else {})
+        return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
     if keys[f"{_MODEL}.enable"] or served:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
         _sampled_judge(keys)
@@ -51,6 +58,36 @@ def reward(keys: Reader, layout: Layout) -> tuple[dict[str, Any], str]:
     return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
 
 
+def _function_path(keys: Reader) -> str | None:
+    """The file of the user's reward function, under either name of the key."""
+    path = keys[f"{_FUNCTION}.path"] if keys.ledger.find(f"{_FUNCTION}.path") else None
+    return path or get(keys, f"reward.{_FUNCTION}.path")
+
+
+def served_judge(keys: Reader) -> str | None:
+    """Let the rules that follow read no reward model where the user's function asks one at an address that the configuration
+    gives it. verl starts that server and hands over its address; here it is started apart from the run.
+
+    Returns: the model, whose tokenizer the function may take, "" for an unknown one; None where there is no such judge.
+    """
+    address = _arguments_of_function(keys).get(_ADDRESS)
+    enabled = [at for at in (_MODEL, _SERVED) if get(keys, f"{at}.enable", False)]
+    if not enabled or not _function_path(keys) or not isinstance(address, str):
+        return None
+    model = get(keys, f"{_SERVED}.model_path") or get(keys, f"{_MODEL}.model.path") or ""
+    for section in enabled:
+        for name in keys.section(section):
+            if name not in ("enable", "reward_kwargs", "reward_manager", "num_workers", "overlong_buffer"):
+                keys.ignore(f"{section}.{name}", f"the server at {address} has the reward model")
+        keys.put(f"{section}.enable", False)
+    return str(model)
+
+
+def _arguments_of_function(keys: Reader) -> dict[str, Any]:
+    """Further arguments of the user's function, under either name of the key."""
+    return keys.section(f"{_FUNCTION}.reward_kwargs") | keys.section(f"reward.{_FUNCTION}.reward_kwargs")
+
+
 def _sampled_judge(keys: Reader) -> None:
     """A head that scores does so alike in a server and in the run's own processes; a function that asks a server for the text
     of a judgement needs that server."""
@@ -59,9 +96,15 @@ def _sampled_judge(keys: Reader) -> None:
         key = f"{_SERVED}.enable"
     if key is None:
         return
-    if keys.written(f"{_FUNCTION}.path") or keys.written(f"reward.{_FUNCTION}.path"):
-        what = "a reward model that samples its judgement, which a function of yours reads, is planned"
-        keys.plan_only(what, key=key, fix="serve the model, and ask it with the reward llm_judge or from your function")
+    if _function_path(keys):
+        later = "reward." if get(keys, f"reward.{_FUNCTION}.path") else ""
+        model = get(keys, f"{_SERVED}.model_path") or get(keys, f"{_MODEL}.model.path") or "MODEL"
+        what = "a reward model that samples its judgement, which a function of yours reads, is not served by the run"
+        fix = (
+            f"serve it, as by vllm serve {model} --port 8000, and name its address: "
+            f"++{later}{_FUNCTION}.reward_kwargs.{_ADDRESS}=127.0.0.1:8000"
+        )
+        keys.plan_only(what, key=key, fix=fix)
     else:
         keys.warn(
             f"{key}: the reward model's head scores in the run's own processes, in micro-batches, not in a server"
@@ -75,7 +118,7 @@ def _term(keys: Reader) -> dict[str, Any]:
         renamed = get(keys, f"reward.{_FUNCTION}.name")
         name = renamed if renamed is not None and not keys.written(f"{_FUNCTION}.name") else keys[f"{_FUNCTION}.name"]
         name = name or "compute_score"
-        options = keys.section(f"{_FUNCTION}.reward_kwargs")
+        options = _arguments_of_function(keys)
     if path is not None:
         term = {"name": name, "path": path}
         if keys.ledger.version in WHOLE_SEQUENCE:
