@@ -27,6 +27,8 @@ import torch
 from common import median, print_table
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.kept_products import KeptProducts
+from posttrain.backends.rollout.native.products import library_product
 from posttrain.backends.rollout.native.sampling import draw
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
@@ -193,8 +195,11 @@ def opening(model: Any, rounds: int) -> None:
 
 
 def few_rows(model: Any, token_pass: TokenPass, counts: Sequence[int], rounds: int) -> None:
-    """Passes over one token per row, after 48 tokens of a prompt, which eight rows share, and 100 of a response."""
+    """Passes over one token per row, after 48 tokens of a prompt, which eight rows share, and 100 of a response; with the
+    sampler's products and with the matrix library's, in turns."""
     floor = timed([reading(model)], rounds)[0]
+    by_library = TokenPass(model)
+    by_library.decoder.products = KeptProducts(library_product)
     rows = []
     for count in counts:
         cache = KeyValueCache.of(model)
@@ -202,14 +207,18 @@ def few_rows(model: Any, token_pass: TokenPass, counts: Sequence[int], rounds: i
         cache.prefilling([(0, 48, slot, 0) for slot in set(slots)])
         tokens, places = torch.arange(count), torch.full((count,), 148)
 
-        def one(cache: Any = cache, slots: Any = slots, tokens: Any = tokens, places: Any = places) -> None:
+        def one(
+            its: TokenPass, cache: Any = cache, slots: Any = slots, tokens: Any = tokens, places: Any = places
+        ) -> None:
             cache.decoding(slots, [48] * len(slots), [100] * len(slots))
-            token_pass.logits(token_pass(tokens, places, cache))
+            its.logits(its(tokens, places, cache))
 
-        with token_pass.holding_weights():
-            (seconds,) = timed([one], 4 * rounds)
-        rows.append([str(count), f"{seconds * 1000:.1f}", f"{floor * 1000:.1f}", f"{seconds / floor:.2f}x"])
-    print_table(["rows", "pass, ms", "reading the weights, ms", "ratio"], rows)
+        with token_pass.holding_weights(), by_library.holding_weights():
+            library, seconds = timed([partial(one, by_library), partial(one, token_pass)], 4 * rounds)
+        times = [f"{each * 1000:.1f}" for each in (library, seconds, floor)]
+        rows.append([str(count), *times, f"{library / seconds:.2f}x", f"{seconds / floor:.2f}x"])
+    titles = ["rows", "by the matrix library, ms", "pass, ms", "reading the weights, ms", "ratio", "of reading"]
+    print_table(titles, rows)
 
 
 def reading(model: Any) -> Callable[[], object]:

@@ -9,7 +9,7 @@ import pytest
 from ray_runs import config, lines_of
 from test_async_runs import RAGGED
 
-from posttrain.backends.rollout.native.int8 import Int8Kernels
+from posttrain.backends.rollout.native import int8
 from posttrain.build.train import train_run
 
 pytestmark = pytest.mark.slow
@@ -27,8 +27,8 @@ APART: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", ["off", "colocate"])
 def test_a_run_on_one_device(tmp_path: Path, tiny_llama: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounded: list[int] = []
-    stacked = Int8Kernels.stacked
-    monkeypatch.setattr(Int8Kernels, "stacked", lambda *given: rounded.append(1) or stacked(*given))
+    quantize = int8.quantize
+    monkeypatch.setattr(int8, "quantize", lambda weight: rounded.append(1) or quantize(weight))
     changes: dict[str, dict[str, Any]] = {
         "policy": MOVING,
         "rollout": {"weights": "int8"},

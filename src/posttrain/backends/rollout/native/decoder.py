@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
+from posttrain.backends.rollout.native.packed_products import Product
 from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, router_of, unknown_part
-from posttrain.backends.rollout.native.products import FEWEST_ROWS, Product, stacked_product
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
 from posttrain.models.packed_attention import Packed, attend_packed
 
 NORMS = ("norm", "final_layernorm")  # a body's last one, by its name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from posttrain.backends.rollout.native.products import Product
+from posttrain.backends.rollout.native.packed_products import Product
 
 Rows = Callable[[Tensor], Tensor]
 

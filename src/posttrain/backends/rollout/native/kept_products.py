@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posttrain.backends.rollout.native.products import Product, Stack, copies_weights, stacked_product
+from posttrain.backends.rollout.native.packed_products import Product, Stack
+from posttrain.backends.rollout.native.products import copies_weights, stacked_product
 
 # An integer type for the sums of rows, by the largest number of bytes that divides a row
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}

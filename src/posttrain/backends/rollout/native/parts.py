@@ -18,7 +18,8 @@ from torch.nn.functional import gelu
 
 from posttrain.backends.rollout.native.experts import mixture
 from posttrain.backends.rollout.native.kernels import PassKernels
-from posttrain.backends.rollout.native.products import FEWEST_ROWS, Product, Stack, stacked_product
+from posttrain.backends.rollout.native.packed_products import Product, Stack
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
 from posttrain.models.lora import effective_weight

@@ -1,16 +1,14 @@
-"""Fast matrix products of a few rows with fixed weights."""
+"""Fast matrix products of rows with fixed weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-Product = Callable[[Tensor], Tensor]
-# From weights, one below the other, and their biases: the product with them
-Stack = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Product]
+from posttrain.backends.rollout.native.packed_products import Product, ProductKernels, load_product_kernels
 
 # With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
 # last bits of a response would depend on the number of other rows: fewer are filled up.
@@ -21,25 +19,49 @@ ROWS_HINT = 64  # the packed layout chosen for it was equally fast from 4 to 256
 def stacked_product(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
     """Return the function x -> x @ [W1; W2; ...]^T + [b1; b2; ...], [rows, in] -> [rows, sum of outs].
 
-    In bfloat16 on a CPU the weights are stacked and copied into the matrix library's own layout, which saves that copy in
-    every call: 1.5 times as fast with 64 rows, 1.2 with 256, bit-identical results. Elsewhere the weights are used without a
-    copy. In both cases the function must be rebuilt when the weights change (KeptProducts).
+    In bfloat16 on a CPU the weights are stacked and packed, for kernels of our own (``product_kernels``) or in the matrix
+    library's layout. Elsewhere they are used without a copy. In both cases the function must be rebuilt when the weights change
+    (KeptProducts).
     """
-    if copies_weights(weights):
-        bias = None
-        if any(one is not None for one in biases):
-            parts = zip(biases, weights, strict=True)
-            bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one for one, weight in parts])
-        return _packed(torch.cat(list(weights)) if len(weights) > 1 else weights[0], bias)
+    kernels = product_kernels(weights[0])
+    return library_product(weights, biases) if kernels is None else kernels.product(*_stacked(weights, biases))
+
+
+def library_product(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
+    """The same by the matrix library."""
+    if _is_bfloat16(weights[0]) and _packs():
+        return _packed(*_stacked(weights, biases))
     if len(weights) == 1:
         return lambda x: linear(x, weights[0], biases[0])
     pairs = list(zip(weights, biases, strict=True))
     return lambda x: torch.cat([linear(x, weight, bias) for weight, bias in pairs], dim=1)
 
 
+def _stacked(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Stack weights, and their biases if there are any."""
+    stacked = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
+    if all(one is None for one in biases):
+        return stacked, None
+    pairs = zip(biases, weights, strict=True)
+    return stacked, torch.cat([weight.new_zeros(len(weight)) if one is None else one for one, weight in pairs])
+
+
 def copies_weights(weights: Sequence[Tensor]) -> bool:
     """Return True where ``stacked_product`` multiplies by a packed copy of these weights, not by the weights themselves."""
-    return all(weight.dtype == torch.bfloat16 and weight.device.type == "cpu" for weight in weights) and _packs()
+    return _is_bfloat16(weights[0]) and (product_kernels(weights[0]) is not None or _packs())
+
+
+def product_kernels(weight: Tensor) -> ProductKernels | None:
+    """Return the kernels that multiply by such weights; None where the matrix library does. That has the faster products where
+    the processor has tiles (AMX)."""
+    if not _is_bfloat16(weight) or torch.cpu._is_amx_tile_supported():
+        return None
+    found = load_product_kernels(torch.bfloat16, "whole")
+    return None if isinstance(found, str) else found
+
+
+def _is_bfloat16(weight: Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Product:

@@ -48,7 +48,6 @@ from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
-ROW_STEP = 8  # larger numbers of rows are rounded up to it, so that the matrix library sees few shapes
 PATIENCE = 4  # passes that a request with a free slot waits to be prefilled together with others
 
 
@@ -308,11 +307,7 @@ class NativeStream:
         active = self._active
         slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
         # Padding rows repeat the last row; they are computed in free slots, and their results are ignored.
-        rows = max(len(active), self.token_pass.fewest_rows)
-        if rows > ROW_STEP:
-            rows = -(-rows // ROW_STEP) * ROW_STEP
-        rows = min(rows, self.slots)
-        filled = active + [active[-1]] * (rows - len(active))
+        filled = active + [active[-1]] * (self.token_pass.rows_for(len(active), self.slots) - len(active))
         prompt_lens = [len(response.prompt.token_ids) for response in filled]
         response_lens = [response.cached for response in filled]
         self._cache.decoding([slot_of[response.prompt] for response in filled], prompt_lens, response_lens)

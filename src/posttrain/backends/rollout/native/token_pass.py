@@ -17,12 +17,14 @@ from posttrain.backends.rollout.native.graphs import GraphedStep, unrecordable
 from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import DTYPES, PassKernels, load_kernels
-from posttrain.backends.rollout.native.products import FEWEST_ROWS
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, product_kernels
 from posttrain.backends.rollout.native.sampling import logit_rows, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.attention import CachedRows
 from posttrain.models.head import HeadForm, last_hidden_states
+
+ROW_STEP = 8  # larger numbers of rows are rounded up to it, so that the matrix library sees few shapes
 
 
 class TokenPass:
@@ -35,7 +37,7 @@ class TokenPass:
     def __init__(self, model: PreTrainedModel, *, int8: bool = False):
         self.model = model
         self.int8 = int8
-        self.fewest_rows = FEWEST_ROWS  # of a pass; fewer are filled up
+        self._own_products = False  # nothing goes through the matrix library
         self.decoder: Decoder | None = None  # the fast pass
         self.note = ""  # message for the user: why sampling is slower than it could be
         self._form = HeadForm()
@@ -63,20 +65,27 @@ class TokenPass:
             self.graphed = None if reason else GraphedStep(self.decoder.step)
             if reason:
                 self.note = f"passes are not recorded as CUDA graphs, which is slower: {reason}"
-        if int8:
-            self._round_weights(self.decoder)
+        if self._round_weights(self.decoder) if int8 else product_kernels(model.get_output_embeddings().weight):
+            self.decoder.fewest_rows = 1
+            # Of a mixture of experts the routers do.
+            self._own_products = self.decoder.compiled_attention and not self.decoder.has_experts
 
-    def _round_weights(self, decoder: Decoder) -> None:
-        """Have the pass multiply by weights of eight bits, from the next time that it reads them."""
+    def _round_weights(self, decoder: Decoder) -> bool:
+        """Have the pass multiply by weights of eight bits, from the next time that it reads them. Returns: True for kernels."""
         stack, reason = int8_products(self.model.dtype, self.model.device)
         decoder.products = KeptProducts(stack)
         if reason:
             slow = f"weights of eight bits save no time without compiled kernels: {reason}"
             self.note = "; ".join(note for note in (self.note, slow) if note)
-            return
-        decoder.fewest_rows = 1
-        if decoder.compiled_attention and not decoder.has_experts:
-            self.fewest_rows = 1  # nothing goes through the matrix library: routers do
+        return not reason
+
+    def rows_for(self, responses: int, most: int) -> int:
+        """Return how many rows, up to ``most``, a pass for so many responses has. Those that fill it up, for the matrix library,
+        keep the order of its sums, and its shapes few."""
+        if self._own_products:
+            return responses
+        rows = max(responses, FEWEST_ROWS)
+        return min(-(-rows // ROW_STEP) * ROW_STEP if rows > ROW_STEP else rows, most)
 
     @contextmanager
     def holding_weights(self) -> Iterator[None]:

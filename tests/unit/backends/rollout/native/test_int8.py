@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native import NativeEngine, int8
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.int8 import Int8Kernels, int8_products, load_int8_kernels, quantize
+from posttrain.backends.rollout.native.int8 import int8_products, quantize
+from posttrain.backends.rollout.native.packed_products import Stack
 from posttrain.backends.rollout.native.parts import router_of
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import ConfigError, RunStopped
@@ -29,11 +30,11 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOKENS = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
 
 
-def compiled(dtype: torch.dtype) -> Int8Kernels:
-    found = load_int8_kernels(dtype)
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+def compiled(dtype: torch.dtype) -> Stack:
+    stack, reason = int8_products(dtype, torch.device("cpu"))
+    if reason:
+        pytest.skip(reason)
+    return stack
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -105,26 +106,26 @@ def test_rounding_is_within_half_a_step_whatever_the_pieces(monkeypatch: pytest.
 @pytest.mark.parametrize("outputs", [1, 32, 75])
 def test_products_are_those_of_float64(dtype: torch.dtype, inputs: int, outputs: int) -> None:
     """And a row's do not depend on how many others there are, to the bit."""
-    kernels = compiled(dtype)
+    stack = compiled(dtype)
     weights = [torch.randn(outputs, inputs).to(dtype), torch.randn(3, inputs).to(dtype)]
     biases = [None, torch.randn(3).to(dtype)]
-    x = torch.randn(30, inputs).to(dtype)
-    got = kernels.stacked(weights, biases)(x)
+    x = torch.randn(130, inputs).to(dtype)
+    got = stack(weights, biases)(x)
     sums = x.double() @ torch.cat([rounded(weight) for weight in weights]).double().T
     sums[:, outputs:] += biases[1].double()
     size = sums.abs().max()
     allowed = size * (2**-8 if dtype is torch.bfloat16 else 1e-5)
     assert (got.double() - sums).abs().max() <= allowed
-    product = kernels.stacked(weights, biases)
-    assert all(torch.equal(product(x[:rows]), got[:rows]) for rows in range(31))
+    product = stack(weights, biases)
+    assert all(torch.equal(product(x[:rows]), got[:rows]) for rows in (*range(31), 95, 96, 97, 130))
 
 
 @DTYPES
 def test_torch_multiplies_the_same_weights(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, biases = [torch.randn(40, 96).to(dtype), torch.randn(24, 96).to(dtype)], [torch.randn(40).to(dtype), None]
     x = torch.randn(9, 96).to(dtype)
-    expected = compiled(dtype).stacked(weights, biases)(x)
-    monkeypatch.setattr(int8, "load_int8_kernels", lambda dtype: "not today")
+    expected = compiled(dtype)(weights, biases)(x)
+    monkeypatch.setattr(int8, "load_product_kernels", lambda dtype, weights: "not today")
     stack, reason = int8_products(dtype, torch.device("cpu"))
     assert reason == "not today"
     close = {"rtol": 2**-7, "atol": 2**-6} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
@@ -135,7 +136,7 @@ def test_weights_that_are_not_finite_show() -> None:
     """A rounding that hid them would let a run that has diverged go on."""
     weight = torch.randn(3, 8)
     weight[0, 1], weight[1, 2] = torch.nan, torch.inf
-    for stack in (compiled(torch.float32).stacked, int8._by_torch):
+    for stack in (compiled(torch.float32), int8._by_torch):
         assert stack([weight], [None])(torch.ones(1, 8)).isfinite().tolist() == [[False, False, True]]
 
 
@@ -162,7 +163,7 @@ def test_prompts_are_scored_with_the_rounded_weights() -> None:
 @pytest.mark.parametrize("kernels", [True, False])
 def test_weights_are_rounded_again_when_they_change(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernels:
-        monkeypatch.setattr(int8, "load_int8_kernels", lambda dtype: "not today")
+        monkeypatch.setattr(int8, "load_product_kernels", lambda dtype, weights: "not today")
     model = build("llama")
     token_pass = TokenPass(model, int8=True)
     assert ("save no time without compiled kernels: not today" in token_pass.note) is not kernels
@@ -211,7 +212,7 @@ def prompts(*texts: str) -> list[Prompt]:
 def test_a_response_does_not_depend_on_the_others_to_the_bit(dtype: torch.dtype) -> None:
     """Alone, a pass has one row: no rows are filled up."""
     engine = sampler(dtype)
-    if engine.token_pass.fewest_rows != 1:
+    if engine.token_pass.rows_for(1, 8) != 1:
         pytest.skip(engine.note)
     alone, among = (
         engine.generate(asked, SamplingParams(samples_per_prompt=1, max_response_tokens=20, seed=3, ignore_eos=True))

@@ -1,0 +1,331 @@
+// Products of rows with packed weights: numbers of 16 bits as they are, or of eight bits with one scale for every column of the
+// output (a row of the weights).
+//
+// A column's sum runs over the depth in one order, whatever the number of rows and threads, so that a row's result depends on
+// that row alone, to the bit. Columns are packed in panels, side by side. A tile of a panel stays in the first cache of a core
+// while some rows after others are multiplied by it; meanwhile the next tile is fetched, so that reading weights and multiplying
+// take no longer than the slower of the two. packed_products.py says what the arguments are.
+
+#include "lanes.h"
+
+#if defined(PAIRS) && defined(__AVX512VBMI__)
+#define TABLES  // bytes are looked up in tables of 128
+#endif
+
+namespace {
+
+#define ALL_AT_ONCE _Pragma("GCC unroll 32")  // or the sums would not be in registers
+#ifdef __AVX512F__
+constexpr int WIDE = 4, TALL = 6;  // LANES of a panel, and rows, whose sums are in registers together
+#else
+constexpr int WIDE = 2, TALL = 3;
+#endif
+constexpr int64_t PANEL = WIDE * LANES;    // columns that are packed together
+constexpr int64_t BAND = 96;               // rows whose sums are kept for a panel
+constexpr int64_t SHORT_TILE = 1 << 13;    // bytes, for up to three groups of rows
+constexpr int64_t LONG_TILE = 3 << 13;     // bytes; sums are loaded and stored less often
+constexpr int64_t LINE = 64;               // bytes of memory that are fetched at a time
+constexpr int64_t MANY_WEIGHTS = 1 << 17;  // times rows, from where another thread is worth waking
+
+// How numbers T of rows are multiplied: STEP of the depth at a time with as many of every column.
+template <class T>
+struct Form {
+    typedef float Factor;
+    typedef Lanes Column;
+    static constexpr int STEP = 1;
+
+    static Column column(const float *from) { return load(from); }
+
+    static Lanes add(Lanes sum, const float *row, Lanes column) { return sum + *row * column; }
+};
+
+#ifdef PAIRS
+template <>
+struct Form<bfloat16> {
+    typedef bfloat16 Factor;
+    typedef __m512i Column;
+    static constexpr int STEP = 2;
+
+    static Column column(const bfloat16 *from) { return _mm512_loadu_si512(from); }
+
+    static Lanes add(Lanes sum, const bfloat16 *row, __m512i column) {
+        uint32_t pair;
+        std::memcpy(&pair, row, sizeof pair);
+        return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)column);
+    }
+};
+#endif
+
+// Weights that are packed as they are multiplied. Of packed weights, columns() reads STEP numbers of the depth of every column.
+template <class T>
+struct Whole {
+    typedef typename Form<T>::Factor Weight, Packed;
+    static constexpr int MOST = TALL;    // rows whose sums are in registers beside what columns() needs
+    static constexpr int DIRECT = BAND;  // rows for which columns() is called again for every MOST of them
+    static constexpr bool SCALED = false;
+
+    // Packs STEP numbers, fewer at the end of the depth, of up to PANEL columns; missing ones are 0.
+    static void pack(const Weight *weights, int64_t depth, int64_t columns, int64_t k, Packed *to) {
+        constexpr int STEP = Form<T>::STEP;
+        int64_t there = std::min(columns, PANEL), numbers = std::min<int64_t>(STEP, depth - k);
+        if (there < PANEL || numbers < STEP) std::fill_n(to, PANEL * STEP, Weight{});
+        for (int64_t column = 0; column < there; column++) {
+            const Weight *from = weights + column * depth + k;
+            Packed *place = to + column * STEP;
+            if (numbers == STEP)
+                std::memcpy((void *)place, from, STEP * sizeof(Weight));  // one instruction
+            else
+                std::memcpy((void *)place, from, numbers * sizeof(Weight));
+        }
+    }
+
+    void columns(const Packed *from, typename Form<T>::Column (&found)[WIDE]) const {
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block++) found[block] = Form<T>::column(from + block * Form<T>::STEP * LANES);
+    }
+};
+
+// Weights of eight bits. They become numbers in registers (one group of rows) or in a buffer of one tile (many rows).
+template <class T>
+struct Eighths {
+    typedef int8_t Weight, Packed;
+    static constexpr int MOST = TALL - 1, DIRECT = 2 * MOST;
+    static constexpr bool SCALED = true;
+
+    static void pack(const int8_t *weights, int64_t depth, int64_t columns, int64_t k, int8_t *to) {
+        for (int64_t column = 0; column < PANEL; column++) to[column] = column < columns ? weights[column * depth + k] : 0;
+    }
+
+    void columns(const int8_t *from, Lanes (&found)[WIDE]) const {
+        typedef int8_t Eight __attribute__((vector_size(LANES)));
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block++) {
+            Eight eight;
+            std::memcpy(&eight, from + block * LANES, sizeof eight);
+            found[block] = __builtin_convertvector(eight, Lanes);
+        }
+    }
+};
+
+#ifdef TABLES
+// The two bytes of a bfloat16 that is a whole number up to 127.
+struct Tables {
+    alignas(64) uint8_t low[128], high[128];
+    Tables() {
+        for (int number = 0; number < 128; number++) {
+            float value = number;
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            low[number] = bits >> 16, high[number] = bits >> 24;
+        }
+    }
+};
+const Tables TABLE;
+
+template <>
+struct Eighths<bfloat16> {
+    typedef int8_t Weight, Packed;
+    static constexpr int MOST = TALL - 1, DIRECT = 2 * MOST;
+    static constexpr bool SCALED = true;
+
+    // As sign and size, 2 LANES columns after each other. Interleaving the low with the high bytes of the lower and of the upper
+    // half of every 16 gives the pairs of the first and of the second LANES of them.
+    static void pack(const int8_t *weights, int64_t depth, int64_t columns, int64_t k, int8_t *to) {
+        int8_t pairs[2 * PANEL] = {};
+        int64_t there = std::min(columns, PANEL), numbers = std::min<int64_t>(2, depth - k);
+        for (int64_t column = 0; column < there; column++) {
+            int64_t within = column % (2 * LANES);
+            int64_t place = column / (2 * LANES) * 4 * LANES + within % LANES / 4 * 16 + within / LANES * 8 + within % 4 * 2;
+            std::memcpy(pairs + place, weights + column * depth + k, numbers);
+        }
+        for (int64_t place = 0; place < 2 * PANEL; place++)
+            to[place] = pairs[place] < 0 ? 0x80 | -pairs[place] : pairs[place];
+    }
+
+    const __m512i low[2] = {_mm512_load_si512(TABLE.low), _mm512_load_si512(TABLE.low + 64)};
+    const __m512i high[2] = {_mm512_load_si512(TABLE.high), _mm512_load_si512(TABLE.high + 64)};
+    const __m512i sign = _mm512_set1_epi8(-128);
+
+    void columns(const int8_t *from, __m512i (&found)[WIDE]) const {
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block += 2) {
+            __m512i bytes = _mm512_loadu_si512(from + block * 2 * LANES);
+            __m512i lows = _mm512_permutex2var_epi8(low[0], bytes, low[1]);
+            __m512i highs = _mm512_permutex2var_epi8(high[0], bytes, high[1]);
+            highs = _mm512_ternarylogic_epi32(highs, bytes, sign, 0xf8);  // highs | (bytes & sign)
+            found[block] = _mm512_unpacklo_epi8(lows, highs);
+            found[block + 1] = _mm512_unpackhi_epi8(lows, highs);
+        }
+    }
+};
+#endif
+
+// A part of the depth that some rows are multiplied over.
+template <class T, class W>
+struct Part {
+    const typename Form<T>::Factor *rows;  // `width` numbers each
+    int64_t width, depth;
+    const typename W::Packed *panel;
+    bool first;         // of the depth: sums begin with 0
+    const char *ahead;  // what is fetched meanwhile
+};
+
+// Adds to sums[row][column], for ROWS rows and one panel, the products of a part, and fetches LINES lines at each of its steps.
+template <class T, class W, int LINES, int ROWS>
+inline __attribute__((always_inline)) void multiply(const Part<T, W> &part, float *sums, const W &weights) {
+    constexpr int STEP = Form<T>::STEP;
+    Lanes found[ROWS][WIDE];
+    ALL_AT_ONCE
+    for (int row = 0; row < ROWS; row++)
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block++)
+            found[row][block] = part.first ? Lanes{} : load(sums + row * PANEL + block * LANES);
+    const char *ahead = part.ahead;
+    for (int64_t k = 0; k < part.depth; k += STEP) {
+        for (int line = 0; line < LINES; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);  // into the second cache
+        typename Form<T>::Column columns[WIDE];
+        weights.columns(part.panel + k * PANEL, columns);
+        ALL_AT_ONCE
+        for (int row = 0; row < ROWS; row++)
+            ALL_AT_ONCE
+            for (int block = 0; block < WIDE; block++)
+                found[row][block] = Form<T>::add(found[row][block], part.rows + row * part.width + k, columns[block]);
+    }
+    ALL_AT_ONCE
+    for (int row = 0; row < ROWS; row++)
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block++) store(found[row][block], sums + row * PANEL + block * LANES);
+}
+
+// The same for any number of rows up to MOST.
+template <class T, class W, int LINES, int MOST = W::MOST>
+void multiply_rows(int64_t rows, const Part<T, W> &part, float *sums, const W &weights) {
+    if constexpr (MOST > 1)
+        if (rows < MOST) return multiply_rows<T, W, LINES, MOST - 1>(rows, part, sums, weights);
+    multiply<T, W, LINES, MOST>(part, sums, weights);
+}
+
+// The same for any number of rows, of which some groups fetch, between them, `lines` lines for each step of the part.
+template <class T, class W>
+void multiply_groups(int64_t rows, Part<T, W> part, float *sums, const W &weights, int64_t lines) {
+    int64_t groups = (rows + W::MOST - 1) / W::MOST;
+    // With few groups each fetches more lines, with one nothing: its panel is read in one go, as the processor foresees.
+    int64_t fetching = groups == 1 ? 0 : std::min(lines, groups < 4 ? int64_t{2} : int64_t{4});
+    int64_t each = fetching ? lines / fetching : 0, stretch = part.depth / Form<T>::STEP * each * LINE;
+    const auto *all = part.rows;
+    for (int64_t group = 0; group < groups; group++) {
+        int64_t begin = rows * group / groups, count = rows * (group + 1) / groups - begin;
+        part.rows = all + begin * part.width;
+        if (group >= fetching)
+            multiply_rows<T, W, 0>(count, part, sums + begin * PANEL, weights);
+        else if (each == 1)
+            multiply_rows<T, W, 1>(count, part, sums + begin * PANEL, weights);
+        else
+            multiply_rows<T, W, 2>(count, part, sums + begin * PANEL, weights);
+        part.ahead += stretch;
+    }
+}
+
+// Sums of up to BAND rows, `width` numbers each, with one panel.
+template <class T, class W>
+void sums_of_panel(
+    const typename Form<T>::Factor *rows, int64_t count, int64_t width, const typename W::Packed *panel, float *sums) {
+    typedef typename Form<T>::Factor Factor;
+    constexpr int STEP = Form<T>::STEP;
+    constexpr int64_t STEP_LINES = PANEL * STEP * sizeof(typename W::Packed) / LINE;
+    const W weights;
+    int64_t bytes = count <= 3 * TALL ? SHORT_TILE : LONG_TILE, tile = bytes / int64_t(PANEL * sizeof(Factor));
+    if (count <= W::MOST) tile = width;
+    alignas(64) Factor numbers[W::DIRECT < BAND ? LONG_TILE / sizeof(Factor) : 1];
+    for (int64_t k = 0; k < width; k += tile) {
+        int64_t depth = std::min(tile, width - k);
+        const auto *from = panel + k * PANEL;
+        const char *next = (const char *)(from + depth * PANEL);
+        if (count <= W::DIRECT) {
+            multiply_groups<T, W>(count, {rows + k, width, depth, from, k == 0, next}, sums, weights, STEP_LINES);
+            continue;
+        }
+        for (int64_t at = 0; at < depth; at += STEP) {
+            typename Form<T>::Column found[WIDE];
+            weights.columns(from + at * PANEL, found);
+            std::memcpy((void *)(numbers + at * PANEL), found, sizeof found);
+        }
+        multiply_groups<T, Whole<T>>(
+            count, {rows + k, width, depth, (const typename Whole<T>::Packed *)numbers, k == 0, next}, sums, {}, STEP_LINES);
+    }
+}
+
+// Rows as factors, `width` each: as they are, or with a 0 behind where the depth is odd, or as float32.
+template <class T>
+const typename Form<T>::Factor *factors(
+    const T *x, int64_t rows, int64_t depth, int64_t width, std::vector<typename Form<T>::Factor> &kept) {
+    typedef typename Form<T>::Factor Factor;
+    if (std::is_same<T, Factor>::value && width == depth) return (const Factor *)x;
+    kept.assign(rows * width, Factor{});
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t k = 0; k < depth; k++) {
+            if constexpr (std::is_same<T, Factor>::value)
+                kept[row * width + k] = x[row * depth + k];
+            else
+                kept[row * width + k] = load_part(x + row * depth + k, 1)[0];
+        }
+    return kept.data();
+}
+
+template <class T, class W>
+void product(
+    const T *x, const typename W::Packed *packed, const float *scales, const float *biases, int64_t rows, int64_t depth,
+    int64_t columns, T *y, int threads) {
+    int64_t step = Form<T>::STEP, width = (depth + step - 1) / step * step;
+    int64_t panels = (columns + PANEL - 1) / PANEL, bands = (rows + BAND - 1) / BAND;
+    std::vector<typename Form<T>::Factor> kept;
+    const auto *of_rows = factors(x, rows, depth, width, kept);
+#pragma omp parallel for collapse(2) num_threads(threads) if (rows * columns * depth >= MANY_WEIGHTS)
+    for (int64_t band = 0; band < bands; band++)
+        for (int64_t panel = 0; panel < panels; panel++) {
+            alignas(64) float sums[BAND * PANEL];
+            int64_t top = rows * band / bands, count = rows * (band + 1) / bands - top;
+            int64_t left = panel * PANEL, there = std::min(PANEL, columns - left);
+            sums_of_panel<T, W>(of_rows + top * width, count, width, packed + left * width, sums);
+            for (int64_t row = 0; row < count; row++) {
+                T ends[PANEL];
+                for (int64_t i = 0; i < PANEL; i += LANES) {
+                    Lanes sum = load(sums + row * PANEL + i);
+                    if (W::SCALED) sum *= load(scales + left + i);
+                    store(sum + load(biases + left + i), ends + i);
+                }
+                std::memcpy((void *)(y + (top + row) * columns + left), ends, there * sizeof(T));
+            }
+        }
+}
+
+template <class T, class W>
+void pack(const typename W::Weight *weights, int64_t depth, int64_t columns, typename W::Packed *packed, int threads) {
+    constexpr int STEP = Form<T>::STEP;
+    int64_t width = (depth + STEP - 1) / STEP * STEP, panels = (columns + PANEL - 1) / PANEL;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t k = 0; k < width; k += STEP)
+            W::pack(weights + panel * PANEL * depth, depth, columns - panel * PANEL, k, packed + (panel * width + k) * PANEL);
+}
+
+}  // namespace
+
+extern "C" int64_t panel_columns() { return PANEL; }
+
+#define PRODUCT_FUNCTIONS(TYPE, WEIGHTS, NAME)                                                                              \
+    extern "C" void pack_##NAME(                                                                                            \
+        const WEIGHTS<TYPE>::Weight *weights, int64_t depth, int64_t columns, WEIGHTS<TYPE>::Packed *packed, int threads) { \
+        pack<TYPE, WEIGHTS<TYPE>>(weights, depth, columns, packed, threads);                                                \
+    }                                                                                                                       \
+    extern "C" void product_##NAME(                                                                                         \
+        const TYPE *x, const WEIGHTS<TYPE>::Packed *packed, const float *scales, const float *biases, int64_t rows,         \
+        int64_t depth, int64_t columns, TYPE *y, int threads) {                                                             \
+        product<TYPE, WEIGHTS<TYPE>>(x, packed, scales, biases, rows, depth, columns, y, threads);                          \
+    }
+
+PRODUCT_FUNCTIONS(float, Eighths, int8_float32)
+PRODUCT_FUNCTIONS(bfloat16, Eighths, int8_bfloat16)
+#ifdef PAIRS
+PRODUCT_FUNCTIONS(bfloat16, Whole, whole_bfloat16)
+#endif

@@ -1,0 +1,104 @@
+"""Products with packed weights are those of float64, and a row's do not depend on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from posttrain.backends.rollout.native import packed_products, products
+from posttrain.backends.rollout.native.packed_products import TOLERANCE, ProductKernels, load_product_kernels
+from posttrain.backends.rollout.native.products import copies_weights, product_kernels, stacked_product
+
+ROWS = (0, 1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 60, 95, 96, 97, 200)  # one to many groups, tiles and bands
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    load_product_kernels.cache_clear()
+    yield
+    load_product_kernels.cache_clear()
+
+
+def compiled() -> ProductKernels:
+    found = load_product_kernels(torch.bfloat16, "whole")
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("inputs", [1, 2, 63, 64, 576, 5001])
+@pytest.mark.parametrize("outputs", [1, 16, 63, 64, 65, 300])
+def test_products_are_those_of_float64(outputs: int, inputs: int, threads: int) -> None:
+    numbers, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs).bfloat16()
+    x = torch.randn(ROWS[-1], inputs).bfloat16()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for added in (bias, None):
+            multiply = compiled().product(numbers, added)
+            got = multiply(x)
+            expected = x.double() @ numbers.double().T + (0 if added is None else added.double())
+            assert (got.double() - expected).abs().max() <= TOLERANCE[torch.bfloat16] * expected.abs().max()
+            for rows in ROWS:
+                assert torch.equal(multiply(x[:rows]), got[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_whole_numbers_by_hand() -> None:
+    """(1, 2, 3) x (1, -1, 2) = 5, and 0.5 is added; with itself 14, and -1."""
+    multiply = compiled().product(
+        torch.tensor([[1, -1, 2], [1, 2, 3]]).bfloat16(), torch.tensor([0.5, -1.0]).bfloat16()
+    )
+    assert multiply(torch.tensor([[1, 2, 3]]).bfloat16()).tolist() == [[5.5, 13.0]]
+
+
+def test_weights_and_rows_may_lie_apart_and_are_copied() -> None:
+    weight, x = torch.randn(96, 40).bfloat16(), torch.randn(33, 9).bfloat16()
+    multiply = compiled().product(weight.T[:, ::2][:, :33])
+    expected = (x.T.double() @ weight.T[:, ::2][:, :33].double().T).bfloat16()
+    weight.zero_()
+    torch.testing.assert_close(multiply(x.T), expected, rtol=2**-6, atol=2**-6)
+
+
+def test_what_is_not_finite_shows() -> None:
+    weight = torch.ones(70, 8).bfloat16()
+    weight[0, 1], weight[69, 2] = torch.nan, torch.inf
+    finite = compiled().product(weight)(torch.ones(2, 8).bfloat16()).isfinite()
+    assert finite.logical_not().nonzero().tolist() == [[0, 0], [0, 69], [1, 0], [1, 69]]
+
+
+def test_other_products_and_tiles_are_the_matrix_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    assert product_kernels(torch.ones(2, 2)) is None  # float32
+    weight = torch.randn(64, 96).bfloat16()
+    assert product_kernels(weight) is not None and copies_weights([weight])
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert product_kernels(weight) is None
+    x = torch.randn(5, 96).bfloat16()
+    torch.testing.assert_close(stacked_product([weight], [None])(x), x @ weight.T, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_kernels_that_are_wrong_or_missing_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    load_product_kernels.cache_clear()
+    monkeypatch.setitem(packed_products.TOLERANCE, torch.bfloat16, 1e-9)
+    assert load_product_kernels(torch.bfloat16, "whole") == "their results differ here"
+    weight = torch.randn(64, 96).bfloat16()
+    x = torch.randn(5, 96).bfloat16()
+    torch.testing.assert_close(stacked_product([weight], [None])(x), x @ weight.T, rtol=2**-6, atol=2**-6)
+    load_product_kernels.cache_clear()
+    monkeypatch.setattr(packed_products, "compiled_library", lambda source: "no C++ compiler was found (install g++)")
+    assert load_product_kernels(torch.bfloat16, "whole") == "no C++ compiler was found (install g++)"
+    assert products.product_kernels(weight) is None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_processor_without_products_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_products, "compiled_library", lambda source: object())
+    found = load_product_kernels(torch.bfloat16, "whole")
+    assert found == "the processor has no instructions for products of bfloat16"
