@@ -75,24 +75,24 @@ class Spans:
 
 
 class SpanTensor(UnreadTensor):
-    """See the module. Args: values [B], a number per row; in masks True, wherever a row has a span. width T; dtype."""
+    """See the module. Args: of_rows [B], a number per row; in masks True, wherever a row has a span. width T; dtype."""
 
     spans: Spans
-    values: NDArray[Any]
+    of_rows: NDArray[Any]
 
     @staticmethod
-    def __new__(cls, spans: Spans, values: NDArray[Any], width: int, dtype: torch.dtype) -> SpanTensor:
-        made = cls._described(len(values), width, dtype)
-        made.spans, made.values = spans, values
+    def __new__(cls, spans: Spans, of_rows: NDArray[Any], width: int, dtype: torch.dtype) -> SpanTensor:
+        made = cls._described(len(of_rows), width, dtype)
+        made.spans, made.of_rows = spans, of_rows
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return SpanTensor, (self.spans, self.values, self.shape[1], self.dtype)
+        return SpanTensor, (self.spans, self.of_rows, self.shape[1], self.dtype)
 
     def _made_full(self) -> Tensor:
         full = torch.zeros(self.shape, dtype=self.dtype)
         rows = np.repeat(np.arange(len(self)), self.spans.counts).tolist()
-        array, values = full.numpy(), np.repeat(self.values, self.spans.counts).tolist()
+        array, values = full.numpy(), np.repeat(self.of_rows, self.spans.counts).tolist()
         for row, begin, end, value in zip(
             rows, self.spans.begins.tolist(), self.spans.ends.tolist(), values, strict=True
         ):
@@ -101,10 +101,10 @@ class SpanTensor(UnreadTensor):
 
     def rows(self, index: slice | Tensor) -> SpanTensor:
         chosen = index if isinstance(index, slice) else np.arange(len(self))[index.numpy()]
-        return SpanTensor(self.spans.rows(chosen), self.values[chosen], self.shape[1], self.dtype)
+        return SpanTensor(self.spans.rows(chosen), self.of_rows[chosen], self.shape[1], self.dtype)
 
     def from_column(self, column: int) -> SpanTensor:
-        return SpanTensor(self.spans.from_column(column), self.values, self.shape[1] - column, self.dtype)
+        return SpanTensor(self.spans.from_column(column), self.of_rows, self.shape[1] - column, self.dtype)
 
 
 def first_columns(lengths: Tensor, width: int) -> SpanTensor:
@@ -147,7 +147,7 @@ def spread(values: Tensor, mask: Tensor) -> Tensor:
 def kept_rows(mask: Tensor, rows: Tensor) -> Tensor:
     """The mask, False in the other rows. Args: mask [B, T] bool; rows [B] bool."""
     if isinstance(mask, SpanTensor):
-        return SpanTensor(mask.spans.of_kept(rows.numpy()), mask.values, mask.shape[1], mask.dtype)
+        return SpanTensor(mask.spans.of_kept(rows.numpy()), mask.of_rows, mask.shape[1], mask.dtype)
     return mask & rows[:, None]
 
 
@@ -196,14 +196,14 @@ def at_places(tensor: Tensor, places: Tensor) -> Tensor:
         column = np.repeat(places.numpy(), of.counts)
         within = np.concatenate([[0], ((of.begins <= column) & (column < of.ends)).cumsum()])
         inside = within[of.first[1:]] > within[of.first[:-1]]
-        return torch.from_numpy(np.where(inside, tensor.values, np.zeros_like(tensor.values)))
+        return torch.from_numpy(np.where(inside, tensor.of_rows, np.zeros_like(tensor.of_rows)))
     return tensor.gather(1, places[:, None]).squeeze(1)
 
 
 def with_values(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a function of single numbers that leaves 0 as it is. Args: tensor [B, T]. Returns: [B, T]."""
     if isinstance(tensor, SpanTensor):
-        values = change(torch.from_numpy(tensor.values))
+        values = change(torch.from_numpy(tensor.of_rows))
         return SpanTensor(tensor.spans, values.numpy(), tensor.shape[1], values.dtype)
     return change(tensor)
 

@@ -233,7 +233,7 @@ def _sums_of_rows(values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
     both ways give the same bits.
     """
     if isinstance(values, SpanTensor) and isinstance(mask, SpanTensor):
-        each = torch.from_numpy(values.values).double()
+        each = torch.from_numpy(values.of_rows).double()
         return torch.stack([each * tokens, each.abs() * tokens, each, each], dim=1)
     kept = torch.where(mask, values, 0.0)
     return torch.stack(

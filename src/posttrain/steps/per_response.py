@@ -34,4 +34,4 @@ def per_response(
     given["response_mask"] = first_columns(lengths, width)
     found = estimator(*(given[name] for name in inputs), **plan.parameters)
     assert isinstance(found, SpanTensor), f"{plan.name} is registered as per_response, and gives numbers of tokens"
-    return spread(torch.from_numpy(found.values)[trajectories], mask)
+    return spread(torch.from_numpy(found.of_rows)[trajectories], mask)

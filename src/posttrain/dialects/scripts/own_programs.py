@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from posttrain.dialects.scripts.peer_trainers import (
     BASES,
@@ -20,7 +21,7 @@ from posttrain.dialects.scripts.peer_trainers import (
     Peer,
 )
 from posttrain.dialects.scripts.trainers import Trainer, trainer_of
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 from posttrain.verl_functions import find
 
 # Commands that may name a program without starting it
@@ -31,7 +32,7 @@ _CHOSEN = {
     "advantage": re.compile(r"""\+*trainer\.algorithm\.advantage_estimator=["']?(\w+)["']?"""),
     "loss": re.compile(r"""\+*trainer\.algorithm\.p(?:olicy|po)_loss_type=["']?(\w+)["']?"""),
 }
-_BUILT_IN = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
+_BUILT_IN: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
 _BY_RULES = ("no_op",)  # of SkyRL's program of on-policy distillation, which the dialect's rules read
 _DEPTH = 3  # files of base classes that are followed
 
