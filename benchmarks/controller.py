@@ -1,12 +1,14 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
     python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
-        [--samplers 0]
+        [--samplers 0] [--light 0]
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
---workers under Ray with so many ranks of the policy, which also sample unless there are --samplers. Messages are what the first
-step brings to the driver and sends from it (serialized, without the frames of the protocol); it is not timed. --profile FILE
-keeps a profile of the driver, in its CPU seconds. Seconds are of the driver, median of the steps after the first, by phase;
+--workers 1,8,64 under Ray with so many ranks of the policy, which also sample unless there are --samplers. --light N: all ranks
+but the first load no torch and read no batch (light_ranks.py), N of them in a process, so that a machine can hold many. Bytes and
+messages are what the first step brings to the driver and sends from it (traffic.py); it is not timed. Calls are of single
+workers; each is also polled twice a second. --profile FILE keeps a profile of the driver, in its CPU seconds. Seconds are of the
+driver, median of the steps after the first, by phase;
 sampling is making the tokens and handing complete groups to the rewards. CPU seconds are of the driver's process alone: on a
 machine with other work they say more than seconds, and those without rollout, log-probs and update are a step besides its
 models. Memory is what the peak grows by after the start.
@@ -23,20 +25,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
+from light_ranks import use_light_ranks
 from step import REWARD
+from traffic import Traffic
 
 GROUP = 8
 PHASES = ("rollout", "reward", "logprobs", "update", "outside of these", "step", "CPU of the driver")
 MODELS = ("rollout", "logprobs", "update")  # phases that are besides the point of docs/benchmarks.md's floor
 BESIDES, USER = "CPU besides rollout and update", "of it in user mode"
+GROWTH = "memory, last tenth of the steps above the second"
+CALLS, POLLS = "calls of workers in a step", "polls of workers in that step"
+START, START_CPU = "start of all workers, s", "CPU of the workers until then, s"
+Size = tuple[int, int]  # samples and ranks
 
 
 def main() -> None:
@@ -45,46 +52,62 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of the longest response")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--reward", choices=("own", "gsm8k"), default="own")
-    parser.add_argument("--workers", type=int, default=0, help="ranks under Ray; 0: one device, in one process")
+    parser.add_argument("--workers", default="0", help="ranks under Ray; 0: one device, in one process")
+    parser.add_argument(
+        "--light", type=int, default=0, help="of the ranks but the first, in one process; 0: all are real"
+    )
     parser.add_argument("--samplers", type=int, default=0, help="samplers on devices of their own, beside the ranks")
     parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
     parser.add_argument("--profile", type=Path, help="a file for the profile of the driver, as cProfile writes it")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of the process of one size
     arguments = parser.parse_args()
-    if arguments.worker:
-        run(arguments.worker, arguments.folder, arguments)
+    if arguments.folder:
+        run(int(arguments.samples), arguments.folder, arguments)
         return
-    found = {}
-    for samples in map(int, arguments.samples.split(",")):
+    found: dict[Size, dict[str, Any]] = {}
+    sizes = product(map(int, arguments.samples.split(",")), map(int, arguments.workers.split(",")))
+    for samples, workers in sizes:
         with tempfile.TemporaryDirectory() as temporary:
-            given = ["--tokens", str(arguments.tokens), "--steps", str(arguments.steps), "--reward", arguments.reward]
-            given += ["--workers", str(arguments.workers), "--updates", str(arguments.updates)]
-            given += ["--samplers", str(arguments.samplers)]
-            given += ["--profile", str(arguments.profile)] if arguments.profile else []
-            command = [sys.executable, __file__, "--worker", str(samples), "--folder", temporary, *given]
+            command = [
+                sys.executable,
+                *sys.argv,
+                "--samples",
+                str(samples),
+                "--workers",
+                str(workers),
+                "--folder",
+                temporary,
+            ]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            found[samples] = json.loads((Path(temporary) / "found.json").read_text())
+            found[samples, workers] = json.loads((Path(temporary) / "found.json").read_text())
     tell(found)
 
 
-def tell(found: dict[int, dict[str, Any]]) -> None:
+def tell(found: dict[Size, dict[str, Any]]) -> None:
     from common import print_table
 
-    rows = []
-    for name in (*PHASES, BESIDES, USER):
-        seconds = {samples: each["seconds"][name] for samples, each in found.items()}
-        rows.append([name, *(f"{spent:.3f} ({1e6 * spent / samples:.0f})" for samples, spent in seconds.items())])
-    for what in ("memory", "to the driver", "from the driver"):
-        mib = {samples: each[what] for samples, each in found.items() if what in each}
-        if mib:
-            rows.append([f"{what}, MiB (KiB a sample)", *(f"{m:.0f} ({1024 * m / n:.2f})" for n, m in mib.items())])
-    print_table(["seconds (µs a sample)", *(f"{samples:,} samples" for samples in found)], rows)
+    def row(title: str, text: Callable[[dict[str, Any], int], str]) -> list[str]:
+        return [title, *(text(each, samples) for (samples, _), each in found.items())]
+
+    def spent(name: str) -> list[str]:
+        return row(name, lambda each, n: f"{each['seconds'][name]:.3f} ({1e6 * each['seconds'][name] / n:.0f})")
+
+    def mib(name: str) -> list[str]:
+        return row(f"{name}, MiB (KiB a sample)", lambda each, n: f"{each[name]:.0f} ({1024 * each[name] / n:.2f})")
+
+    rows = [spent(name) for name in (*PHASES, BESIDES, USER)] + [mib("memory"), mib(GROWTH)]
+    if any(workers for _, workers in found):
+        rows += [mib("to the driver"), mib("from the driver")]
+        rows += [
+            row(name, lambda each, n, name=name: f"{each[name]:,.1f}") for name in (CALLS, POLLS, START, START_CPU)
+        ]
+    sizes = [f"{samples:,} samples" + (f", {workers} ranks" if workers else "") for samples, workers in found]
+    print_table(["seconds (µs a sample)", *sizes], rows)
 
 
-def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
-    """A run of a few steps; what it measured goes to folder/found.json."""
-    from posttrain.cli.process import importing
+def sections_of(samples: int, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the data, the reward and the model of a run into a folder. Returns: its configuration, by section."""
+    from posttrain.libraries.importing import importing
 
     with importing():
         from posttrain.models.tiny import write_tiny_model
@@ -113,16 +136,24 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         | ({"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}),
         "checkpoint": {"at_end": False},
     }
-    if arguments.workers:
-        devices = list(range(arguments.workers + arguments.samplers))
+    workers = int(arguments.workers)
+    if workers:
+        devices = list(range(workers + arguments.samplers))
         sections["placement"] = {"devices": len(devices), "runtime": "ray", "device": "cpu"}
         if arguments.samplers:
-            sections["policy"]["devices"] = devices[: arguments.workers]
-            sections["rollout"]["devices"] = devices[arguments.workers :]
+            sections["policy"]["devices"] = devices[:workers]
+            sections["rollout"]["devices"] = devices[workers:]
     if arguments.reward == "gsm8k":
         sections["reward"] = {"terms": [{"name": "gsm8k"}]}
-    from posttrain.cli.process import importing, prepare
+    return sections
+
+
+def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
+    """A run of a few steps; what it measured goes to folder/found.json."""
+    sections, workers = sections_of(samples, folder, arguments), int(arguments.workers)
+    from posttrain.cli.process import prepare
     from posttrain.config import RunConfig
+    from posttrain.libraries.importing import importing
 
     with importing():  # as the command line does
         from posttrain.registry import plug_in
@@ -134,10 +165,14 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         from posttrain.loops import rl_sync
         from posttrain.run.clock import Clock
 
-    traffic = Traffic()
-    if arguments.workers:
+    traffic, starting = Traffic(), dict[str, float]()
+    if workers:
+        if arguments.light:
+            use_light_ranks(arguments.light)
         traffic.listen()
+        time_start(starting)
     before: list[int] = []
+    held: list[float] = []  # MiB in memory at the start of each step
     cpu: list[float] = []  # seconds at the start of each step
     besides: list[Cpu] = []  # the same, without the phases of models
     first, phase = rl_sync.sample_groups, Clock.phase
@@ -156,6 +191,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
 
     def begun(*given: Any, **how: Any) -> Any:
         before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        held.append(mib_in_memory())
         cpu.append(time.process_time())
         besides.append(Cpu.now().less(in_models))
         traffic.step += 1
@@ -185,8 +221,48 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
             USER: median(end.less(start).user for start, end in pairwise(besides[1:])),
         },
         "memory": (peak - before[0]) / 1024,
-    } | traffic.mib()
+        GROWTH: growth(held),
+        **({CALLS: traffic.calls, POLLS: traffic.polls, **starting, **traffic.mib()} if workers else {}),
+    }
     (folder / "found.json").write_text(json.dumps(found))
+
+
+def time_start(found: dict[str, float]) -> None:
+    """Measure the start of the workers, up to where all answer; their models are loaded after that."""
+    from posttrain.backends.runtime.ray.start import _Start
+
+    launch, arrived = _Start._launch, _Start._arrived
+    begun: list[float] = []
+
+    def timed_launch(*given: Any) -> Any:
+        begun.append(time.monotonic())
+        return launch(*given)
+
+    def timed_arrived(*given: Any) -> Any:
+        members = arrived(*given)
+        found[START] = time.monotonic() - begun[0]
+        processes = {member.process.pid for member in members}
+        found[START_CPU] = found.get(START_CPU, 0.0) + sum(map(cpu_of, processes))
+        return members
+
+    _Start._launch, _Start._arrived = timed_launch, timed_arrived  # type: ignore[method-assign]
+
+
+def mib_in_memory() -> float:
+    """Memory that this process has at the moment, in MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def growth(held: list[float]) -> float:
+    """MiB by which the last tenth of the steps has more than the second one; of few steps, the last more than the first."""
+    tenth = len(held) // 10
+    return median(held[-tenth:]) - median(held[tenth : 2 * tenth]) if tenth else held[-1] - held[0]
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of another process."""
+    *_, numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    return sum(map(int, numbers.split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 class Cpu(NamedTuple):
@@ -204,59 +280,6 @@ class Cpu(NamedTuple):
 
     def less(self, other: Cpu) -> Cpu:
         return Cpu(self.user - other.user, self.system - other.system)
-
-
-class Traffic:
-    """The bytes of values that pass between the driver and its workers in the first step."""
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.bytes = {"to the driver": 0, "from the driver": 0}
-        self._read: WeakSet[Any] = WeakSet()  # arrays that the driver has fetched, which it does once
-
-    def mib(self) -> dict[str, float]:
-        return {way: count / 2**20 for way, count in self.bytes.items() if count}
-
-    def listen(self) -> None:
-        """Count what the runtime puts, sends and receives."""
-        from posttrain.backends.runtime.ray.cluster import Cluster, RayArray
-
-        call, put, value, read = Cluster.call, Cluster.put, Cluster.value, RayArray.read
-
-        def counted_call(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
-            self._count("from the driver", arguments)
-            return call(cluster, handle, method, *arguments)
-
-        def counted_put(cluster: Any, given: Any) -> Any:
-            self._count("from the driver", given)
-            return put(cluster, given)
-
-        def counted_value(cluster: Any, promise: Any, timeout_s: float) -> Any:
-            found = value(cluster, promise, timeout_s)
-            self._count("to the driver", found)
-            return found
-
-        def counted_read(array: Any) -> Any:
-            if array not in self._read:
-                self._read.add(array)
-                self._count("to the driver", read(array))
-            return read(array)
-
-        RayArray.read = counted_read  # type: ignore[method-assign]
-        if call_for_two := getattr(Cluster, "call_for_two", None):  # versions before have none
-
-            def counted_call_for_two(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
-                self._count("from the driver", arguments)
-                return call_for_two(cluster, handle, method, *arguments)
-
-            Cluster.call_for_two = counted_call_for_two  # type: ignore[method-assign]
-        Cluster.call, Cluster.put, Cluster.value = counted_call, counted_put, counted_value  # type: ignore[method-assign]
-
-    def _count(self, way: str, value: Any) -> None:
-        if self.step == 1:
-            from ray._private.worker import global_worker
-
-            self.bytes[way] += global_worker.get_serialization_context().serialize(value).total_bytes
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from null_samples import LOGPROB, NullSamples
 from torch import Tensor
 
 from posttrain.backends.torch_training.policy import PolicyModel
@@ -21,11 +22,8 @@ from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import ForwardBackwardStats
-from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory, TrajectoryGroup
+from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES, TRAIN_ENGINES
-
-FIRST_TOKEN = 20  # of made responses, clear of special tokens
-LOGPROB = -1.0  # nats
 
 
 @ROLLOUT_ENGINES.register("null", shares_weights=True, reads_options=False)
@@ -54,28 +52,13 @@ class NullSampler:
         on_tokens: OnTokens | None = None,
         on_group: OnGroup | None = None,
     ) -> list[TrajectoryGroup]:
-        longest = sampling.max_response_tokens
-        tokens = tuple(FIRST_TOKEN + number % 64 for number in range(longest))
-        logprobs = (LOGPROB,) * longest
-        text = "7 " * (longest // 2)
-        draw = random.Random(sampling.seed)
+        samples, draw = NullSamples(sampling, self._version), random.Random(sampling.seed)
         groups = []
         for prompt in prompts:
-            lengths = [draw.randint(1, longest) for _ in range(sampling.samples_per_prompt)]
-            trajectories = tuple(
-                Trajectory(
-                    sample_id=f"{prompt.prompt_id}/{number}",
-                    token_ids=tokens[:length],
-                    logprobs=logprobs[:length],
-                    text=text[:length],
-                    stop_reason=StopReason.LENGTH if length == longest else StopReason.EOS,
-                    policy_version=self._version,
-                )
-                for number, length in enumerate(lengths)
-            )
+            trajectories = samples.of(prompt, draw)
             groups.append(TrajectoryGroup(prompt=prompt, trajectories=trajectories))
             if on_tokens:
-                on_tokens(sum(lengths))
+                on_tokens(sum(len(each.token_ids) for each in trajectories))
             if on_group:
                 on_group(groups[-1])
         return groups

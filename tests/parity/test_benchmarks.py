@@ -36,6 +36,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "contention.py": ("MODEL --neighbours 0", "GOMP_SPINCOUNT"),
     "controller.py": ("--samples 16 --steps 2 --tokens 8", "KiB a sample"),
     "corpus.py": ("CHECKOUT --dialect verl", "1 launches: 1 accepted"),
+    "deaths.py": ("--workers 3 --light 2 --kills 1 --every 0 --samples 24", "| 3 | nothing |"),
     "distillation.py": (
         "RUNS --model MODEL --seeds 1 --steps 1 --student run.total_steps=1 data.prompts_per_step=4 policy.epochs_per_step=1 "
         "policy.sequences_per_mini_batch=4 validation.max_prompts=4",

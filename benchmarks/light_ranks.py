@@ -1,0 +1,151 @@
+"""Ranks without a model, so that a machine can hold many: processes of Ray that load no torch and answer as ranks of a policy do
+that also samples. The first rank of a run is a real one (null_engines.py) and has the whole batch; the others sample like it,
+read no batch and report nothing, as ranks but the first do. Several can be in one process, where memory asks for it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from null_samples import NullSamples
+from numpy.typing import NDArray
+
+from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups, Worker
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams
+
+COLUMNS = {"gaps_of_rows": 4, "weights_of_rows": 3}  # of the tables that ranks make of their rows (steps.measure)
+
+
+class LightRoles:
+    """The methods of worker_roles.WorkerRoles that a step calls."""
+
+    def __init__(self, outbox: Outbox):
+        from posttrain.backends.runtime.ray.cluster import store
+
+        self.outbox, self._updates = outbox, 0
+        outbox.keep = store
+
+    def notes(self) -> list[str]:
+        return []
+
+    def failed(self) -> None:
+        """No server is beside it."""
+
+    def share_weights(self, version: int) -> None:
+        self._updates = version
+
+    def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> PackedGroups:
+        samples, draw = NullSamples(sampling, self._updates), random.Random(sampling.seed)
+        for number, prompt in prompts:
+            responses = samples.of(prompt, draw)
+            self.outbox.add_tokens(sum(len(each.token_ids) for each in responses))
+            self.outbox.add_group((call, number), responses)
+        return self.outbox.take_groups()
+
+    def nothing(self, *asked: Any) -> None:
+        """Report nothing, as every rank but the first does."""
+
+    score = update = model_call = nothing
+
+    def rows_of(self, rows: int, columns: int) -> NDArray[np.float64]:
+        return np.zeros((rows, columns))
+
+
+def start_light_roles(outbox: Outbox) -> LightRoles:
+    return LightRoles(outbox)
+
+
+class LightProcess:
+    """A process with several ranks, each a Worker of its own."""
+
+    def __init__(self, node: str, host: str):
+        self._place, self._workers = (node, host), dict[str, Worker]()
+        self._starting = threading.Lock()
+
+    def on(self, rank: str, method: str, *arguments: Any) -> Any:
+        """Call a method of a rank's Worker, which begins with its first call."""
+        with self._starting:
+            if rank not in self._workers:
+                self._workers[rank] = Worker(rank, *self._place)
+        return getattr(self._workers[rank], method)(*arguments)
+
+
+class LightHandle:
+    """Stands where Ray's handle of a Worker would."""
+
+    def __init__(self, process: Any, rank: str):
+        self.process, self.rank = process, rank
+
+    def __getattr__(self, method: str) -> LightMethod:
+        return LightMethod(self, method, {})
+
+
+class LightMethod:
+    """Stands where a method of Ray's handle would."""
+
+    def __init__(self, handle: LightHandle, method: str, options: dict[str, Any]):
+        self._handle, self._method, self._options = handle, method, options
+
+    def options(self, **options: Any) -> LightMethod:
+        return LightMethod(self._handle, self._method, options)
+
+    def remote(self, *arguments: Any) -> Any:
+        call = self._handle.process.on.options(**self._options)
+        return call.remote(self._handle.rank, self._method, *arguments)
+
+
+def use_light_ranks(per_process: int) -> None:
+    """Let the runtime start light ranks, so many in a process, in the place of all but the first."""
+    import ray
+
+    from posttrain.backends.runtime.ray import cluster as module
+    from posttrain.backends.runtime.ray.cluster import Cluster
+    from posttrain.backends.runtime.ray.shelf import Shelf
+
+    spawn, call, kill, place = Cluster.spawn, Cluster.call, Cluster.kill, Shelf.place
+    names: list[str] = []  # of ranks that were started
+    processes: list[Any] = []
+    rows: dict[Any, int] = {}  # of the tensors behind the promise of a record
+    module.CALLS_AT_A_TIME *= per_process
+
+    def light_spawn(cluster: Any, kind: type, arguments: Sequence[Any], **how: Any) -> Any:
+        name, *node = arguments
+        names.append(name)
+        if len(names) == 1:
+            return spawn(cluster, kind, arguments, **how)
+        if (len(names) - 2) % per_process == 0:
+            processes.append(spawn(cluster, LightProcess, node, **how))
+        return LightHandle(processes[-1], name)
+
+    def light_call(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
+        if method == "begin":
+            if isinstance(handle, LightHandle):
+                return call(cluster, handle, method, "light_ranks:start_light_roles")
+            start, assignment = arguments
+            return call(cluster, handle, method, start, replace(assignment, ranks=1, meeting=None))
+        if isinstance(handle, LightHandle) and method == "call":
+            name, wanted, *given = arguments
+            if name == "rows_of":
+                of, record, *_ = given
+                given = [rows[record], COLUMNS[of.__name__]]
+            # It reads no batch, whose records are of torch
+            given = [None if isinstance(each, ray.ObjectRef) else each for each in given]
+            arguments = (name, wanted, *given)
+        return call(cluster, handle, method, *arguments)
+
+    def light_kill(cluster: Any, handle: Any) -> None:
+        kill(cluster, handle.process if isinstance(handle, LightHandle) else handle)
+
+    def counted_place(shelf: Any, value: Any) -> Any:
+        found = place(shelf, value)
+        if isinstance(value, list) and value:
+            rows[found.record] = len(value[0])
+        return found
+
+    Cluster.spawn, Cluster.call, Cluster.kill = light_spawn, light_call, light_kill  # type: ignore[method-assign]
+    Shelf.place = counted_place  # type: ignore[method-assign]
