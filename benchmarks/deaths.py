@@ -51,8 +51,8 @@ def main() -> None:
         "steps before",
         "named",
         "exit code",
-        "s to the end",
         "left behind",
+        "s to the end",
         "s from the start to the first step",
     ]
     print_table(titles, rows)
