@@ -308,7 +308,9 @@ def _mini_batch(request: TrainRequest) -> str:
     plan = request.batches
     counts_prompts = request.loaded.words is not None and plan.sequences_per_update % plan.samples_per_prompt == 0
     prompts = plan.sequences_per_update // plan.samples_per_prompt
-    return f"{f'{prompts} x {plan.samples_per_prompt} = ' if counts_prompts else ''}{plan.sequences_per_update}"
+    rest = plan.sequences_per_step % plan.sequences_per_update
+    size = f"{plan.sequences_per_update}{f', {rest} in the last,' if rest else ''}"
+    return f"{f'{prompts} x {plan.samples_per_prompt} = ' if counts_prompts else ''}{size}"
 
 
 def _copies(request: TrainRequest) -> list[tuple[str, str]]:

@@ -100,6 +100,9 @@ class PolicyConfig(LearnerConfig):
     """Passes over a step's sequences."""
     sequences_per_mini_batch: int | None = Field(default=None, ge=1)
     """Sequences per update (optimizer step); null means all of the step's."""
+    smaller_last_mini_batch: bool = False
+    """Let the last mini-batch of each pass hold what is left where their size does not divide the step's sequences, the critic's
+    too; false refuses such sizes."""
     share_prompts: bool = True
     """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""
     shuffle: bool = False

@@ -42,7 +42,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     if not problems:
         for role, size, copies in sizes:
             given = getattr(config, role).sequences_per_mini_batch is not None
-            if sequences % size or size % copies:
+            if (sequences % size and not _ends_smaller(config, size, sequences)) or size % copies:
                 problems += [_does_not_split(prompts, samples, size, copies, role)] if given or role == "policy" else []
     if problems:
         return None, problems
@@ -62,7 +62,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     warmup = config.critic.warmup_steps if uses_critic else 0
     if total_steps is not None and 0 < total_steps <= warmup:
         return None, [_only_warmup(warmup, total_steps)]
-    updates = config.policy.epochs_per_step * (sequences // mini)
+    updates = config.policy.epochs_per_step * -(-sequences // mini)
     max_tokens = config.policy.max_tokens_per_micro_batch
     copies = copies_of(config.policy, devices)
     micro = None
@@ -142,7 +142,7 @@ def _step_over_copies(
 def _critic_plan(config: RunConfig, sequences: int, mini: int, total_steps: int | None) -> CriticBatchPlan:
     critic = config.critic
     epochs = critic.epochs_per_step or config.policy.epochs_per_step
-    updates = epochs * (sequences // mini)
+    updates = epochs * -(-sequences // mini)
     # Then the number of micro-batches depends on the lengths.
     by_tokens = critic.max_tokens_per_micro_batch is not None
     copies = copies_of(critic, config.placement.devices)
@@ -162,6 +162,11 @@ def _only_warmup(warmup: int, total_steps: int) -> Problem:
     what = f"the critic warms up for {warmup} steps, and the run has {total_steps}: the policy would never be updated"
     field = "critic.warmup_steps"
     return Problem(what, fix=f"use {field}={total_steps - 1} or less, or a longer run", field=field)
+
+
+def _ends_smaller(config: RunConfig, mini: int, sequences: int) -> bool:
+    """Return True where the last mini-batch may hold less than the others."""
+    return config.policy.smaller_last_mini_batch and mini < sequences
 
 
 def _product(prompts: int, samples: int) -> str:

@@ -328,3 +328,28 @@ def test_a_generation_is_the_step_where_no_filter_drops_groups() -> None:
     assert any("data.gen_batch_size=16 prompts, not data.train_batch_size=8" in text for text in loaded.warnings)
     filtered = read("data.train_batch_size=8", "+data.gen_batch_size=16", "+algorithm.filter_groups.enable=True")
     assert filtered.config.data.prompts_per_step == 8
+
+
+@pytest.mark.parametrize(("version", "checkout"), [("0.2", ""), ("0.4", "0.5.0.dev")])
+def test_the_last_mini_batch_is_smaller_up_to_0_6(
+    version: str, checkout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl's own test of 2025: 800 prompts in mini-batches of 256 are three of 256 and one of 32."""
+    (file := tmp_path / "verl/version/version").parent.mkdir(parents=True)
+    file.write_text(checkout)
+    monkeypatch.chdir(tmp_path)
+    sizes = (
+        "data.train_batch_size=800",
+        f"{A}.ppo_mini_batch_size=256",
+        f"{A}.ppo_micro_batch_size_per_gpu=8",
+        f"{R}.n=1",
+    )
+    words = [*EXAMPLE, *sizes]
+    loaded = read_dialect(DIALECT, None, words, version=version)
+    policy = loaded.config.policy
+    assert not [each for each in loaded.problems if "mini-batches" in each.what]
+    assert (policy.sequences_per_mini_batch, policy.smaller_last_mini_batch) == (256, True)
+    assert any("the last of 4 mini-batches has 32 prompts" in text for text in loaded.warnings)
+    file.write_text("0.7.0")
+    (problem, *_) = read_dialect(DIALECT, None, words, version="0.4").problems
+    assert "800 prompts do not split into mini-batches of 256" in problem.what

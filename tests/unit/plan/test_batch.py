@@ -56,6 +56,21 @@ def test_a_micro_batch_larger_than_the_mini_batch_is_cut_to_it() -> None:
     assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (4, 1)
 
 
+def test_the_last_mini_batch_holds_what_is_left() -> None:
+    """12 sequences in mini-batches of 5: 5, 5 and 2, in each of 2 passes."""
+    sizes: dict[str, Any] = {
+        "data__prompts_per_step": 6,
+        "rollout__samples_per_prompt": 2,
+        "policy__epochs_per_step": 2,
+    }
+    smaller: dict[str, Any] = {"policy__smaller_last_mini_batch": True}
+    plan, problems = plan_batches(config(**sizes, **smaller, policy__sequences_per_mini_batch=5), None)
+    assert problems == [] and plan is not None
+    assert (plan.updates_per_step, plan.sequences_per_update, plan.sequences_per_step) == (6, 5, 12)
+    assert plan_batches(config(**sizes, policy__sequences_per_mini_batch=5), None)[1]
+    assert plan_batches(config(**sizes, **smaller, policy__sequences_per_mini_batch=13), None)[1]
+
+
 def test_devices_share_a_mini_batch() -> None:
     plan, _ = plan_batches(config(placement__devices=4, policy__sequences_per_micro_batch_per_device=3), None)
     assert plan is not None

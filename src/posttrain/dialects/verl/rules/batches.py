@@ -10,12 +10,14 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
 from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
-from posttrain.dialects.verl.strategies import MEGATRON
+from posttrain.dialects.verl.strategies import MEGATRON, SHARDED
 from posttrain.dialects.versions import checkout_version
 
 _BY_TOKENS = "micro-batches are cut by tokens (use_dynamic_bsz)"
 _BY_COUNT = "read with use_dynamic_bsz only"
 MOST_CHOSEN = 8  # sequences of a micro-batch on one device, where a file leaves the size open
+# Their data-parallel actors split a step into mini-batches of which the last may be smaller
+SPLITS_RAGGED = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")
 OLD = ("0.1", "0.2")  # a mini-batch may be more than the step, and the critic's is in sequences
 
 
@@ -42,9 +44,15 @@ def count_generated(keys: Reader) -> dict[str, Any]:
 
 
 def updates_per_step(keys: Reader, section: str) -> int:
-    """Optimizer steps of an iteration, for sizes that divide."""
+    """Optimizer steps of an iteration."""
     step, mini = _step(keys, section).size, keys[f"{section}.ppo_mini_batch_size"]
-    return int(max(1, step // max(1, mini)) * max(1, keys[f"{section}.ppo_epochs"]))
+    return int(max(1, -(-step // max(1, mini))) * max(1, keys[f"{section}.ppo_epochs"]))
+
+
+def ends_smaller(keys: Reader) -> bool:
+    """Return True for verl whose data-parallel actors let the last mini-batch be smaller; later and Megatron's refuse it."""
+    sharded = keys[f"{ACTOR}.strategy"] in SHARDED
+    return sharded and (keys.ledger.version in OLD or checkout_version() in SPLITS_RAGGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +120,8 @@ def _updates(
     fields: dict[str, Any] = {}
     if mini is not None:
         fields[f"{role}.sequences_per_mini_batch"] = mini * samples
+        if all_are_counts(mini, _step(keys, section).size) and _step(keys, section).size % mini:
+            fields["policy.smaller_last_mini_batch"] = True
     by_tokens = keys[f"{section}.use_dynamic_bsz"]
     budget = f"{section}.ppo_max_token_len_per_gpu"
     name = f"{section}.ppo_micro_batch_size"
@@ -179,7 +189,10 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
         what = f"a mini-batch of {mini} prompts is more than an iteration has (data.train_batch_size={prompts})"
         keys.problem(what, key=key, fix=f"use {key}={prompts}, or data.train_batch_size={mini}")
         return None
-    if prompts % mini:
+    if prompts % mini and ends_smaller(keys):
+        updates = -(-prompts // mini)
+        keys.warn(f"{key}={mini}: the last of {updates} mini-batches has {prompts % mini} {step.unit}, as in verl")
+    elif prompts % mini:
         below, above = divisors_around(prompts, mini)
         what = f"{prompts} {step.unit} do not split into mini-batches of {mini} ({prompts} / {mini} = {prompts / mini:.4g})"
         keys.problem(what, key=key, fix=f"use {key}={above} or {below}")
