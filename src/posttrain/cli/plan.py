@@ -99,7 +99,7 @@ def _plan_each(
 
     Raises: RequestError with the problems of all of them.
     """
-    from posttrain.dialects.scripts.launch import SeveralTrainers
+    from posttrain.dialects.scripts.names import SeveralTrainers
 
     plan_one = partial(_plan, dialect=dialect, here=here, drop_unknown=drop_unknown, look=look, as_json=as_json)
     try:

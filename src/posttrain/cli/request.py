@@ -15,7 +15,7 @@ from posttrain.config import RunConfig
 from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.dialects.scripts.launch import is_script, read_script
+from posttrain.dialects.scripts.names import is_script
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
@@ -175,6 +175,8 @@ def load_request(
             Problem(what, fix="write the key: KEY=VALUE; or name the script first: run.sh --set NAME=VALUE")
         )
     if arguments and is_script(arguments[0]):
+        from posttrain.dialects.scripts.launch import read_script
+
         launch = read_script(
             arguments[0],
             arguments[1:],

@@ -1,13 +1,20 @@
-"""The line of ``posttrain --version``: what a report of a fault must name."""
+"""``posttrain version`` and ``posttrain --version``: the line that a report of a fault must name."""
 
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
+
+import typer
 
 import posttrain
 from posttrain.run.origins import commit_of
+
+
+def version() -> None:
+    """Print the version, with those of Python and torch, and the commit where the package is a checkout."""
+    typer.echo(version_text())
 
 
 def version_text() -> str:
@@ -22,6 +29,6 @@ def version_text() -> str:
 
 def _torch() -> str:
     try:
-        return version("torch")
-    except PackageNotFoundError:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
         return "not installed"

@@ -4,39 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from posttrain.config import RunConfig, SftConfig, TuneConfig
 from posttrain.config.base import Section
-from posttrain.config.checks import evaluate, generate, serve
-from posttrain.config.evaluate import EvaluateConfig
-from posttrain.config.generate import GenerateConfig
-from posttrain.config.serve import ServeConfig
 from posttrain.errors import Problem
-from posttrain.plan.checks import sft, tune
-from posttrain.plan.checks.train import check, unsupported, warnings_of
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig, SftConfig, TuneConfig
+    from posttrain.config.evaluate import EvaluateConfig
+    from posttrain.config.generate import GenerateConfig
+    from posttrain.config.serve import ServeConfig
 
 C = TypeVar("C", bound=Section)
 
 
-def _nothing(config: Any) -> list[Any]:
-    return []
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(Generic[C]):
-    """One entry point: ``posttrain NAME FILE``.
-
-    ``check`` finds what is wrong between keys, ``warnings_of`` what has no effect, ``unsupported`` what is right to ask for and
-    planned. All three get a configuration whose keys are right one by one.
-    """
+    """One entry point: ``posttrain NAME FILE``. Its configuration and checks are imported when they are used."""
 
     name: str
     title: str  # what its configuration is called, with an article
-    root: type[C]
-    check: Callable[[C], list[Problem]] = _nothing
-    warnings_of: Callable[[C], list[str]] = _nothing
-    unsupported: Callable[[C], list[Problem]] = _nothing
+    config: str  # "module:class" of its configuration
+    checks: str  # module of its checks, each of which gets a configuration whose keys are right one by one
+
+    @property
+    def root(self) -> type[C]:
+        """The class of its configuration."""
+        module, _, name = self.config.partition(":")
+        found: type[C] = getattr(import_module(module), name)
+        return found
+
+    def check(self, config: C) -> list[Problem]:
+        """Find what is wrong between keys."""
+        return self._checked("check", config)
+
+    def warnings_of(self, config: C) -> list[str]:
+        """Find what has no effect."""
+        return self._checked("warnings_of", config)
+
+    def unsupported(self, config: C) -> list[Problem]:
+        """Find what is right to ask for and planned."""
+        return self._checked("unsupported", config)
+
+    def _checked(self, check: str, config: C) -> list[Any]:
+        found: list[Any] = getattr(import_module(self.checks), check)(config)
+        return found
 
     @property
     def schema_file(self) -> str:
@@ -49,53 +62,41 @@ def schema_line(entry: str) -> str:
     return f"# yaml-language-server: $schema={ENTRIES[entry].schema_file}\n"
 
 
-TRAIN = Entry(
+TRAIN: Entry[RunConfig] = Entry(
     name="train",
     title="a configuration of reinforcement learning",
-    root=RunConfig,
-    check=check,
-    warnings_of=warnings_of,
-    unsupported=unsupported,
+    config="posttrain.config.schema:RunConfig",
+    checks="posttrain.plan.checks.train",
 )
-SFT = Entry(
+SFT: Entry[SftConfig] = Entry(
     name="sft",
     title="an SFT configuration",
-    root=SftConfig,
-    check=sft.check,
-    warnings_of=sft.warnings_of,
-    unsupported=sft.unsupported,
+    config="posttrain.config.sft:SftConfig",
+    checks="posttrain.plan.checks.sft",
 )
-TUNE = Entry(
+TUNE: Entry[TuneConfig] = Entry(
     name="tune",
     title="a tuning configuration",
-    root=TuneConfig,
-    check=tune.check,
-    warnings_of=tune.warnings_of,
-    unsupported=tune.unsupported,
+    config="posttrain.config.tune:TuneConfig",
+    checks="posttrain.plan.checks.tune",
 )
-GENERATE = Entry(
+GENERATE: Entry[GenerateConfig] = Entry(
     name="generate",
     title="a generation configuration",
-    root=GenerateConfig,
-    check=generate.check,
-    warnings_of=generate.warnings_of,
-    unsupported=generate.unsupported,
+    config="posttrain.config.generate:GenerateConfig",
+    checks="posttrain.config.checks.generate",
 )
-EVALUATE = Entry(
+EVALUATE: Entry[EvaluateConfig] = Entry(
     name="evaluate",
     title="an evaluation configuration",
-    root=EvaluateConfig,
-    check=evaluate.check,
-    warnings_of=evaluate.warnings_of,
-    unsupported=evaluate.unsupported,
+    config="posttrain.config.evaluate:EvaluateConfig",
+    checks="posttrain.config.checks.evaluate",
 )
-SERVE = Entry(
+SERVE: Entry[ServeConfig] = Entry(
     name="serve",
     title="an endpoint's configuration",
-    root=ServeConfig,
-    check=serve.check,
-    warnings_of=serve.warnings_of,
-    unsupported=serve.unsupported,
+    config="posttrain.config.serve:ServeConfig",
+    checks="posttrain.config.checks.serve",
 )
 
 # In the order in which a configuration that could be of several is taken for one.

@@ -12,7 +12,6 @@ from posttrain.config.config_apart import overrides_of
 from posttrain.config.judge import judge_field
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import needs_values
-from posttrain.config.serve import ServeConfig
 from posttrain.errors import ConfigError, Problem
 from posttrain.libraries.remote import is_url, plain, problem_of
 from posttrain.plan.model_files import (
@@ -225,8 +224,10 @@ def hub_models(config: ModelUser) -> dict[str, str]:
         if config.reward.model is not None:
             named["reward.model.path"] = config.reward.model.path
         named |= {f"{judge_field(name)}.path": judge.path for name, judge in config.reward.judges.items()}
-    if isinstance(config, ServeConfig):
-        named["endpoint.beside"] = config.endpoint.beside
+    if (
+        endpoint := getattr(config, "endpoint", None)
+    ) is not None:  # of a server, whose class is imported with its command
+        named["endpoint.beside"] = endpoint.beside
     return {field: path for field, path in named.items() if path is not None and is_hub_id(path)}
 
 

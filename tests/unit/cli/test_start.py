@@ -83,8 +83,11 @@ def test_ctrl_c_elsewhere_comes_at_once() -> None:
 
 
 def test_typer_builds_the_requested_command_alone() -> None:
-    """And all of them for another word: the help, a group, a slip of the finger."""
+    """And all of them for another word: the help, a slip of the finger."""
     alone = app.with_only("plan")
     assert [each.name for each in alone.registered_commands] == ["plan"] and not alone.registered_groups
-    assert all(app.with_only(word) is app.app for word in ("", "--help", "data", "plam"))
+    group = app.with_only("data")
+    assert [each.name for each in group.registered_groups] == ["data"] and not group.registered_commands
+    assert [each.name for each in app.with_only("--version").registered_commands] == ["version"]
+    assert all(app.with_only(word) is app.app for word in ("", "--help", "plam"))
     assert len(app.app.registered_commands) > 10 and app.app.registered_groups

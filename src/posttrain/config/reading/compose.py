@@ -14,15 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from posttrain.config.base import Reference
 from posttrain.config.reading import hydra
-from posttrain.config.reading.broken_yaml import yaml_problem
-from posttrain.config.reading.interpolations import MISSING, merged, name_unset_variables, omegaconf_problem, resolve
+from posttrain.config.reading.interpolations import MISSING, merged, name_unset_variables, resolve
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
+from posttrain.config.reading.plain_yaml import plain_yaml
 from posttrain.config.reading.references import find_references, referred_keys
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
@@ -163,14 +159,12 @@ def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:
 def _parsed(text: str, path: str) -> tuple[dict[str, Any], dict[str, Place]]:
     """Parse a file's text, once for all who look at it: what finds its dialect, its entry point, and its values."""
     places = places_of_yaml(text, path)
-    try:
-        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(yaml_problem(error, path)) from None
-    except OmegaConfBaseException as error:
-        raise ConfigError(omegaconf_problem(error, SourceMap(path, places))) from None
-    assert isinstance(values, dict)  # places_of_yaml has refused everything else
-    return values, places  # type: ignore[return-value]  # keys that are not text are for the dialect to refuse
+    values = plain_yaml(text)
+    if values is None:
+        from posttrain.config.reading.omegaconf_reading import parse
+
+        values = parse(text, path, places)
+    return values, places
 
 
 def _nearby(path: str) -> str:

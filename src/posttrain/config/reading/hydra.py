@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from omegaconf import OmegaConf
-
 from posttrain.config.reading.sources import Place
 
 SECTION = "hydra"
@@ -54,6 +52,8 @@ def set_aside(values: dict[str, Any], places: dict[str, Place]) -> dict[str, str
 def register_resolvers() -> None:
     """Make OmegaConf resolve what Hydra adds to it: ``${now:%Y-%m-%d}``, the time the process began to read its
     configuration, and ``${hydra:runtime.cwd}``."""
+    from omegaconf import OmegaConf  # for the few configurations that it must read
+
     started = datetime.now()
     OmegaConf.register_new_resolver("now", started.strftime, replace=True)
     OmegaConf.register_new_resolver(SECTION, _runtime, replace=True)

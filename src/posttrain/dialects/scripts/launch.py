@@ -10,14 +10,13 @@ from pathlib import Path
 
 from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.commands import run_text, substitute
+from posttrain.dialects.scripts.names import NUMBERED, SeveralTrainers
 from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import Trainer
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import ConfigError, Problem, did_you_mean
-
-_NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +27,6 @@ class Launch:
     dialect: str
     line: int
     notes: tuple[str, ...] = ()
-
-
-class SeveralTrainers(ConfigError):
-    """A script calls more than one trainer; ``names`` are the words that choose one each, such as run.sh#2."""
-
-    def __init__(self, problem: Problem, names: tuple[str, ...]):
-        super().__init__(problem)
-        self.names = names
-
-
-def is_script(word: str) -> bool:
-    """True for run.sh, and for run.sh#2, the second trainer that a script calls."""
-    return word.endswith(".sh") or _NUMBERED.fullmatch(word) is not None
 
 
 def read_script(
@@ -69,7 +55,7 @@ def read_script(
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
     """
-    numbered = _NUMBERED.fullmatch(word)
+    numbered = NUMBERED.fullmatch(word)
     file, wanted = (Path(numbered[1]), int(numbered[2])) if numbered else (Path(word), 0)
     try:
         text = file.expanduser().read_text(encoding="utf-8", errors="replace")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from posttrain.config.reading import interpolations
 from posttrain.config.reading.interpolations import resolve
 from posttrain.config.reading.sources import SourceMap
 from posttrain.errors import ConfigError
@@ -31,6 +30,10 @@ TEXTS = [
     "${oc.select:a.b,3}",
     r"\${a}",
     "a $ and { }",
+    "${a}/${oc.env:HOME}",
+    "${c",
+    "???",
+    r"back\\slash ${b}",
 ]
 LEAVES = st.one_of(st.sampled_from(TEXTS), st.integers(), st.none(), st.booleans(), st.floats(allow_nan=False))
 TREES = st.dictionaries(
@@ -55,9 +58,27 @@ def test_a_part_of_a_configuration_resolves_as_the_whole(tree: dict[str, Any]) -
 
 
 def test_only_what_interpolations_touch_is_given_to_omegaconf(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = {"a": {"b": 1, "c": 2}, "d": {"e": "${a.b}", "f": 4}, "g": {"h": 5}}
+    monkeypatch.setenv("SET_HERE", "x")
+    tree = {"a": {"b": 1, "c": 2}, "d": {"e": "${a.b}", "f": "${oc.env:SET_HERE,y}"}, "g": {"h": 5}}
     seen: list[Any] = []
     create = OmegaConf.create
-    monkeypatch.setattr(interpolations.OmegaConf, "create", lambda values: seen.append(values) or create(values))
-    assert resolve(tree, SourceMap(None, {})) == {"a": {"b": 1, "c": 2}, "d": {"e": 1, "f": 4}, "g": {"h": 5}}
-    assert seen == [{"a": {"b": 1}, "d": {"e": "${a.b}"}}]
+    monkeypatch.setattr(OmegaConf, "create", lambda values: seen.append(values) or create(values))
+    assert resolve(tree, SourceMap(None, {})) == {"a": {"b": 1, "c": 2}, "d": {"e": 1, "f": "x"}, "g": {"h": 5}}
+    assert seen == [{"a": {"b": 1}, "d": {"e": "${a.b}", "f": "${oc.env:SET_HERE,y}"}}]
+
+
+def test_plain_references_are_followed_without_omegaconf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_HERE", "1e-6")  # a text, as OmegaConf has it
+    monkeypatch.setattr(OmegaConf, "create", lambda values: pytest.fail(f"OmegaConf reads {values}"))
+    tree = {
+        "a": {"b": [1, "${c}"], "d": None},
+        "c": True,
+        "e": "${a.b}",
+        "f": "${a.d}",
+        "g": "${c}-${oc.env:SET_HERE}",
+        "h": "${g}",
+    }
+    found = resolve(tree, SourceMap(None, {}))
+    expected = {"a": {"b": [1, True], "d": None}, "c": True, "e": [1, True], "f": None}
+    assert found == expected | {"g": "True-1e-6", "h": "True-1e-6"}
+    assert found["e"] is not found["a"]["b"]

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from posttrain.config.environment import SINGLE_TURN
@@ -245,6 +243,9 @@ def _listed(keys: Reader, key: str, below: str) -> list[dict[str, Any]]:
 
 def _file(keys: Reader, key: str, path: str) -> Any:
     """Read a YAML or JSON file; None, reported, when it cannot be read."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         yaml_text.check(text)
