@@ -125,6 +125,14 @@ class ToolFormFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerFacts:
+    """Facts about a tracker."""
+
+    library: str = ""
+    """The optional library that it needs, by its import name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
     """Facts about a tool of the environment tools."""
 

@@ -37,6 +37,7 @@ from posttrain.facts import (
     RolloutEngineFacts,
     ToolFacts,
     ToolFormFacts,
+    TrackerFacts,
 )
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
@@ -363,4 +364,4 @@ VALUE_ENGINES = Registry("critic engine", "posttrain.backends.train", NoFacts)
 ROLLOUT_ENGINES = Registry("rollout engine", "posttrain.backends.rollout", RolloutEngineFacts)
 WEIGHT_SYNCS = Registry("weight sync", "posttrain.backends.weight_sync", NoFacts)
 RUNTIMES = Registry("runtime", "posttrain.backends.runtime", NoFacts)
-TRACKERS = Registry("tracker", "posttrain.backends.tracking", NoFacts)
+TRACKERS = Registry("tracker", "posttrain.backends.tracking", TrackerFacts)

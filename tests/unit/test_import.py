@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "numpy", "pyarrow")
 
 
@@ -23,6 +25,50 @@ def test_import_posttrain_loads_no_heavy_library() -> None:
 
 def test_plan_loads_no_heavy_library_to_read_a_configuration() -> None:
     assert modules_loaded_by("import posttrain.cli.request").isdisjoint({*HEAVY, "PIL"})
+
+
+# Modules that the start of a command must not import, because it has no use for them
+UNUSED = {
+    "version": ["pydantic", "posttrain.config.schema", "posttrain.registry", "posttrain.cli.plan"],
+    "doctor": ["posttrain.config.schema", "posttrain.cli.plan"],
+    "plan": [
+        "omegaconf",
+        "hydra",
+        "posttrain.cli.chat",
+        "posttrain.config.evaluate",
+        "posttrain.config.generate",
+        "posttrain.config.serve",
+        "posttrain.dialects.scripts.launch",
+        "posttrain.sandbox",
+    ],
+}
+COMMANDS = [
+    "version",
+    "doctor",
+    "plan examples/grpo_chain_sum.yaml --skip-files",
+    "plan examples/ppo_chain_sum.yaml --skip-files",
+    "plan examples/sft_chain_sum.yaml --skip-files",
+    "plan examples/verl_ppo.yaml --skip-files",
+    "plan examples/roll_rlvr.yaml --skip-files",
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_imports_nothing_that_it_does_not_use(line: str) -> None:
+    script = (
+        "import contextlib, io, sys\n"
+        f"sys.argv = ['posttrain', *{line.split()!r}]\n"
+        "from posttrain.cli.start import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):\n"
+        "    main()\n"
+        "assert out.getvalue()\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+    imported = sorted(set(UNUSED[line.split()[0]]) & set(done.stdout.split()))
+    assert not imported
 
 
 RAY = "posttrain.backends.runtime.ray"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 from types import FrameType
@@ -33,8 +32,6 @@ def main() -> None:
 
         if command in SHORT:
             gc.set_threshold(ALLOCATIONS_PER_COLLECTION)
-            # They run no code of the user's, for which pydantic would search all installed packages for plug-ins
-            os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         gc.enable()
         signal.signal(signal.SIGINT, interrupt if before is signal.default_int_handler else before)
         run()

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 import posttrain
-from posttrain.run.origins import commit_of
+from posttrain.run.commit import commit_of
 
 
 def version() -> None:

@@ -211,6 +211,10 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 def _matches(name: str, key: str) -> bool:
     """True for a key that a row's name with ``*`` (one part) or ``**`` (any number of them) stands for."""
+    start, _, rest = name.partition("*")
+    end = rest.rpartition("*")[2]
+    if not key.startswith(start) or not key.endswith(end) or ("**" not in name and name.count(".") != key.count(".")):
+        return False  # compiling a pattern takes longer
     return _pattern(name).fullmatch(key) is not None
 
 

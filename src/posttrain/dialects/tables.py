@@ -97,7 +97,11 @@ def fill_in(use: Row, template: list[Row]) -> Iterator[Row]:
         if "example" in filled:
             filled = _in_context(filled, use.get("given", ()))
         columns = {**filled, **use.get("with", {})}
-        yield {name: _replaced(value, texts) for name, value in columns.items() if name not in _OF_TEMPLATES}
+        yield {
+            name: value if type(value) is str and "<" not in value else _replaced(value, texts)
+            for name, value in columns.items()
+            if name not in _OF_TEMPLATES
+        }
 
 
 def _in_context(row: Row, given: Iterable[str]) -> Row:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from posttrain.config.base import Section
 from posttrain.config.reading.keys import field_of
 from posttrain.config.reading.sources import SourceMap
-from posttrain.dialects.ledger import ABSENT, Ledger
+from posttrain.dialects.ledger import ABSENT, Key, Ledger
 from posttrain.dialects.value_types import type_text
 from posttrain.errors import Problem
 from posttrain.settings import is_number
@@ -41,25 +41,27 @@ class Words:
     """Translates messages about our fields into the user's own keys."""
 
     def __init__(self, ledger: Ledger, reader: WrittenKeys, root: type[Section]):
-        self._ledger = ledger
+        self._ledger, self._reader, self._root = ledger, reader, root
         self._keys: dict[str, str] = {}
-        # A written key before one with a default before any other; of two written ones, that which holds a number's value
-        ranks: dict[str, tuple[bool, bool, bool]] = {}
+        rows: dict[str, Key] = {}  # by field
         self._plain: set[str] = set()  # fields whose value is their key's value, so that a fix can be given in it
         for row in ledger.rows:
             if row.status != "mapped":
                 continue
-            counts = not {"int", "float", "share"}.isdisjoint(type_text(row.type).split(" | "))
             for name in row.fields:
-                rank = reader.written(row.name), counts == _is_counted(name, root), row.default is not ABSENT
-                if name not in self._keys or rank > ranks[name]:
-                    self._keys[name], ranks[name] = row.name, rank
+                if name not in rows or self._rank(row, name) > self._rank(rows[name], name):
+                    self._keys[name], rows[name] = row.name, row
                     self._plain.discard(name)
                     if not row.by_rule and row.to is None:
                         self._plain.add(name)
-        self._reader = reader
         self._field = re.compile(rf"(?<![\w.])((?:{'|'.join(root.model_fields)})(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?")
         self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
+
+    def _rank(self, row: Key, field: str) -> tuple[bool, bool, bool]:
+        """Rank a row among those of a field: a written key comes before one with a default, and that before any other; of two
+        written ones first that which holds a number's value."""
+        counts = not {"int", "float", "share"}.isdisjoint(type_text(row.type).split(" | "))
+        return self._reader.written(row.name), counts == _is_counted(field, self._root), row.default is not ABSENT
 
     def key(self, field: str) -> str:
         """Return the dialect's key of one of our fields, or of the nearest section around it; "" without one."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from posttrain.config.base import Section
 from posttrain.config.shown import hidden_texts, is_secret
+from posttrain.run.commit import commit_of
 
 HIDDEN = "***"
-GIT_S = 5.0  # for an answer of git
 
 
 def started_by(config: Section, now: str) -> dict[str, Any]:
@@ -48,23 +46,3 @@ def command_text(arguments: Sequence[str], secrets: Sequence[str] = ()) -> str:
     # python -m posttrain
     name = program.parent.name if program.name == "__main__.py" else program.name
     return shlex.join([name, *shown[1:]])
-
-
-def commit_of(folder: Path) -> dict[str, Any]:
-    """The commit that a folder is at, and whether files that git knows differ from it; empty outside of a repository."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None or commit.returncode != 0:
-        return {}
-    changed = _git(folder, "diff-index", "--quiet", "HEAD")
-    return {
-        "commit": commit.stdout.strip(),
-        "uncommitted_changes": None if changed is None or changed.returncode > 1 else changed.returncode == 1,
-    }
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    # A repository may name a program that watches files: it is not started
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "--no-optional-locks", *arguments]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, stdin=subprocess.DEVNULL)
-    return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.run.origins import command_text, commit_of
+from posttrain.run.origins import command_text
 from posttrain.run.run_folder import RunFolder
 
 
@@ -32,18 +31,6 @@ from posttrain.run.run_folder import RunFolder
 )
 def test_a_command_is_kept_without_its_secrets(arguments: list[str], text: str) -> None:
     assert command_text(arguments, ["hidden"]) == text
-
-
-def test_the_commit_of_the_users_folder(tmp_path: Path) -> None:
-    assert commit_of(tmp_path) == {}
-    (tmp_path / "reward.py").write_text("1")
-    user = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for arguments in (["init", "-q"], ["add", "."], [*user, "commit", "-qm", "a"]):
-        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
-    found = commit_of(tmp_path)
-    assert len(found["commit"]) == 40 and found["uncommitted_changes"] is False
-    (tmp_path / "reward.py").write_text("2")
-    assert commit_of(tmp_path) == found | {"uncommitted_changes": True}
 
 
 def test_every_start_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

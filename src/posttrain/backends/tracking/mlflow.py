@@ -26,7 +26,7 @@ T = TypeVar("T")
 LARGEST_BATCH, LONGEST_PARAM = 100, 500  # limits of every server
 
 
-@TRACKERS.register("mlflow")
+@TRACKERS.register("mlflow", library="mlflow")
 class Mlflow:
     """See interfaces.tracker.Uploader."""
 

@@ -13,7 +13,7 @@ from posttrain.records.tracked_run import TrackedRun
 from posttrain.registry import TRACKERS
 
 
-@TRACKERS.register("swanlab")
+@TRACKERS.register("swanlab", library="swanlab")
 class SwanLab:
     """See interfaces.tracker.Uploader. Reads SWANLAB_MODE, SWANLAB_API_KEY, SWANLAB_WORKSPACE and the like."""
 

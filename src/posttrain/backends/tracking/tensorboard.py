@@ -17,7 +17,7 @@ from posttrain.records.tracked_run import TrackedRun
 from posttrain.registry import TRACKERS
 
 
-@TRACKERS.register("tensorboard")
+@TRACKERS.register("tensorboard", library="tensorboard")
 class TensorBoard:
     """See interfaces.tracker.Uploader. Values are float32, as in TensorBoard itself."""
 

@@ -17,7 +17,7 @@ from posttrain.registry import TRACKERS
 COLUMNS = ("sample_id", "data_source", "prompt", "response", "ground_truth", "reward", "stop_reason", "response_tokens")
 
 
-@TRACKERS.register("wandb")
+@TRACKERS.register("wandb", library="wandb")
 class Wandb:
     """See interfaces.tracker.Uploader. Reads WANDB_MODE, WANDB_BASE_URL, WANDB_ENTITY and the like."""
 

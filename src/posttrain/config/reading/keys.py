@@ -24,12 +24,15 @@ NAME = "*"  # stands for any name in a mapping of sections: environment.named.*.
 @cache
 def sections(root: type[Section] = RunConfig) -> dict[str, dict[str, FieldInfo]]:
     """Dotted name of every section (``""`` is the top) -> its fields by name."""
-    found = {}
-    for name, model in section_classes(root).items():
-        found[name] = dict(model.model_fields)
-        if issubclass(model, AlgorithmSection):
-            found[name] |= {key: setting.field() for key, setting in model.registry.all_settings().items()}
-    return found
+    return {name: dict(model.model_fields) | _settings_of(model) for name, model in section_classes(root).items()}
+
+
+@cache
+def _settings_of(model: type[Section]) -> dict[str, FieldInfo]:
+    """The settings of all algorithms that a section chooses from; none for other sections. Their files are read."""
+    if not issubclass(model, AlgorithmSection):
+        return {}
+    return {key: setting.field() for key, setting in model.registry.all_settings().items()}
 
 
 @cache
@@ -60,14 +63,23 @@ def pattern(key: str, root: type[Section] = RunConfig) -> str:
     """``reward.terms.0.name`` -> ``reward.terms.#.name``, ``environment.named.maze.weight`` -> ``environment.named.*.weight``"""
     found = ""
     for part in key.split("."):
-        named = child(found, NAME) in sections(root)
+        named = child(found, NAME) in section_classes(root)
         found = child(found, NAME if named else ITEM if part.isdecimal() else part)
     return found
 
 
 def field_of(key: str, root: type[Section] = RunConfig) -> FieldInfo | None:
-    """The field that a dotted key names, if it is one."""
-    return known_keys(root).get(pattern(key, root))
+    """The field that a dotted key names, if it is one. Settings of algorithms are read where no other field has the name."""
+    return _field(pattern(key, root), root)
+
+
+@cache
+def _field(key: str, root: type[Section]) -> FieldInfo | None:
+    section, _, name = key.rpartition(".")
+    model = section_classes(root).get(section)
+    if model is None:
+        return None
+    return model.model_fields.get(name) or _settings_of(model).get(name)
 
 
 def meaning(key: str, root: type[Section] = RunConfig) -> str:
@@ -82,18 +94,18 @@ def meaning(key: str, root: type[Section] = RunConfig) -> str:
 def has_key(key: str, root: type[Section] = RunConfig) -> bool:
     """Return True for a section, a field, an item of a field that is a list, and any key below a field that is a mapping."""
     found = pattern(key, root)
-    if found in sections(root):
+    if found in section_classes(root):
         return True
     whole = ""
     for part in found.split("."):
         whole = child(whole, part)
-        field = known_keys(root).get(whole)
+        field = _field(whole, root)
         if field is not None and not any(
-            section == whole or section.startswith(f"{whole}.") for section in sections(root)
+            section == whole or section.startswith(f"{whole}.") for section in section_classes(root)
         ):
             kinds = {get_origin(each) or each for each in (field.annotation, *get_args(field.annotation))}
             return whole == found or bool(kinds & {list, tuple, dict})
-    return whole in known_keys(root)
+    return _field(whole, root) is not None
 
 
 def suggest(key: str, root: type[Section] = RunConfig, here: Collection[str] = ()) -> str:

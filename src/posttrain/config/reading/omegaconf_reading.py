@@ -1,4 +1,4 @@
-"""What only OmegaConf reads: YAML and ``${...}`` that are not plain, and the problems of those that lead nowhere. The one file
+"""YAML and ``${...}`` that are not plain, read by OmegaConf, and the problems of those that lead nowhere. The one file
 here that imports it, when such a configuration is read."""
 
 from __future__ import annotations

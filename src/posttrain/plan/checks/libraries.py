@@ -8,17 +8,17 @@ from dataclasses import replace
 from posttrain.config import RunConfig, SftConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.errors import ConfigError, Problem
-from posttrain.registry import is_installed, missing_library, optional_libraries
+from posttrain.registry import TRACKERS, is_installed, missing_library
 from posttrain.user_files import module_file
 
 
 def missing_libraries(config: RunConfig | SftConfig) -> Iterator[Problem]:
     """Report each library that a tracker or an adapter needs, and each module of the user's own, that is not installed."""
-    optional = optional_libraries()
     for index, name in enumerate(config.tracking.trackers):
-        if name in optional and not is_installed(name):
+        library = TRACKERS.facts(name).library
+        if library and not is_installed(library):
             field = f"tracking.trackers.{index}"
-            yield replace(missing_library(name, f"the tracker {name}"), field=field)
+            yield replace(missing_library(library, f"the tracker {name}"), field=field)
     for index, module in enumerate(config.model.external_modules):
         try:
             module_file(module, asked=module)
