@@ -62,6 +62,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "scoring.py": ("--tokens 64 --rounds 1 --dtypes float32 --entropy value", "float32, entropy's value"),
     "scoring_rewards.py": ("--answers 8 --rounds 1", "math_verify"),
     "sft.py": ("MODEL --rounds 1 --rows 4", "posttrain, micro-batch 8"),
+    "start.py": ("--rounds 1 --only train --model MODEL", "to the first token"),
     "step.py": ("MODEL --rounds 1", "posttrain, micro-batch 32"),
     "self_play.py": ("RUNS --steps 1 --seeds 1 --games 64", "action_is_valid"),
     "strategy.py": ("RUNS --steps 1 --seeds 1 --games 0.004", "sound_share"),

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from posttrain.config.reading.hydra import SECTION
+from posttrain.config.reading.plain_overrides import plain_override
 from posttrain.config.reading.sources import Place, child, places_of_value
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
@@ -56,48 +57,51 @@ class Assignment:
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Assignment]:
-    """Parse overrides with Hydra's own parser, so that quoting and types are Hydra's.
+    """Parse overrides in Hydra's grammar, with Hydra's own parser where they are not plain: quoting and types are Hydra's.
 
     Raises: ConfigError with every argument that is not an override, or is a sweep.
     """
-    if not texts:
-        return []
-    # Imported here: the parser takes longer to load than everything else that reads a configuration.
-    from hydra.errors import HydraException
-
     assignments: list[Assignment] = []
     problems: list[Problem] = []
     if apart := _blanks_around_equals(texts):
         raise ConfigError(apart)
     for text in texts:
-        where = f"override {text}"
-        try:
-            # A shell leaves ~ behind an = as it is, and Hydra's grammar has no such character.
-            parsed = _parse(_HOME.sub(r"\1'\2'", text))
-        except HydraException as error:
-            if read := _as_json(text):
-                assignments.append(read)
-                continue
-            reason = _reason(error) if "=" in text else "there is no ="
-            problems.append(Problem(f"{text!r} is not an override ({reason})", fix=_quoted(text)))
-            continue
-        except RecursionError:
-            problems.append(Problem(f"{text[:60]!r}… nests too deep for an override", fix="write the value in a file"))
-            continue
-        except ValueError as error:  # Python reads whole numbers of at most 4,300 digits
-            problems.append(Problem(f"{text[:60]!r}… cannot be read ({str(error).partition(';')[0]})"))
-            continue
-        if parsed.is_sweep_override():
-            fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
-            problems.append(Problem("a sweep over several values is not one run", where=where, fix=fix))
-        elif not parsed.key_or_group:
-            problems.append(Problem("the key must be a dotted name such as data.train_files", where=where))
+        plain = plain_override(text)
+        read = Assignment(text, *plain) if plain is not None else _read_by_hydra(text)
+        if isinstance(read, Assignment):
+            assignments.append(read)
         else:
-            key = parsed.key_or_group if parsed.package is None else f"{parsed.key_or_group}@{parsed.package}"
-            assignments.append(Assignment(text, key, _action(parsed), parsed.value()))
+            problems.append(read)
     if problems:
         raise ConfigError(problems)
     return assignments
+
+
+def _read_by_hydra(text: str) -> Assignment | Problem:
+    """Read an override by Hydra's parser. Returns: it, or the problem of an argument that is none, or is a sweep."""
+    # Imported here: the parser takes longer to load than everything else that reads a configuration.
+    from hydra.errors import HydraException
+
+    where = f"override {text}"
+    try:
+        # A shell leaves ~ behind an = as it is, and Hydra's grammar has no such character.
+        parsed = _parse(_HOME.sub(r"\1'\2'", text))
+    except HydraException as error:
+        if read := _as_json(text):
+            return read
+        reason = _reason(error) if "=" in text else "there is no ="
+        return Problem(f"{text!r} is not an override ({reason})", fix=_quoted(text))
+    except RecursionError:
+        return Problem(f"{text[:60]!r}… nests too deep for an override", fix="write the value in a file")
+    except ValueError as error:  # Python reads whole numbers of at most 4,300 digits
+        return Problem(f"{text[:60]!r}… cannot be read ({str(error).partition(';')[0]})")
+    if parsed.is_sweep_override():
+        fix = f"run once per value, or, for a list, write {parsed.key_or_group}=[...]"
+        return Problem("a sweep over several values is not one run", where=where, fix=fix)
+    if not parsed.key_or_group:
+        return Problem("the key must be a dotted name such as data.train_files", where=where)
+    key = parsed.key_or_group if parsed.package is None else f"{parsed.key_or_group}@{parsed.package}"
+    return Assignment(text, key, _action(parsed), parsed.value())
 
 
 @lru_cache(maxsize=4096)
