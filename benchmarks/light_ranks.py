@@ -1,6 +1,6 @@
 """Ranks without a model, so that a machine can hold many: processes of Ray that load no torch and answer as ranks of a policy do
 that also samples. The first rank of a run is a real one (null_engines.py) and has the whole batch; the others sample like it,
-read no batch and report nothing, as ranks but the first do. Several can be in one process, where memory asks for it."""
+read no batch and report nothing. Several can be in one process, where memory asks for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LightRoles:
         return self.outbox.take_groups()
 
     def nothing(self, *asked: Any) -> None:
-        """Report nothing, as every rank but the first does."""
+        """Report nothing: a real rank would give the places of the rows that it computed."""
 
     score = update = model_call = nothing
 
@@ -104,6 +104,7 @@ def use_light_ranks(per_process: int) -> None:
     import ray
 
     from posttrain.backends.runtime.ray import cluster as module
+    from posttrain.backends.runtime.ray import worker_group
     from posttrain.backends.runtime.ray.cluster import Cluster
     from posttrain.backends.runtime.ray.shelf import Shelf
 
@@ -147,5 +148,11 @@ def use_light_ranks(per_process: int) -> None:
             rows[found.record] = len(value[0])
         return found
 
+    whole_of = worker_group.whole_of
+
+    def of_some(answers: Sequence[Any]) -> Any:
+        return whole_of([each for each in answers if each is not None])
+
+    worker_group.whole_of = of_some
     Cluster.spawn, Cluster.call, Cluster.kill = light_spawn, light_call, light_kill  # type: ignore[method-assign]
     Shelf.place = counted_place  # type: ignore[method-assign]

@@ -43,8 +43,8 @@ class UnreadTensor(Tensor):
         """Compute or fetch the values, [B, T]."""
 
     @abstractmethod
-    def rows(self, index: slice | Tensor) -> Self:
-        """These rows, unread. Args: index, a slice or [n] int64 or bool."""
+    def rows(self, index: slice | Tensor) -> Tensor:
+        """These rows, unread where that is possible. Args: index, a slice or [n] int64 or bool."""
 
     @abstractmethod
     def from_column(self, column: int) -> Tensor:
@@ -110,6 +110,8 @@ def _rows_of(tensor: UnreadTensor, index: Any) -> Tensor | None:
     rows = tensor.rows(first)
     if not others:
         return rows
+    if not isinstance(rows, UnreadTensor):
+        return rows[:, others[0]]
     begin = others[0].start if isinstance(others[0], slice) and others[0] == slice(others[0].start, None) else None
     if type(begin) is int and 0 <= begin <= tensor.shape[1]:
         return rows.from_column(begin)

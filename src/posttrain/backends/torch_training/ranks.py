@@ -22,6 +22,7 @@ from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
 from posttrain.plan.engine import engine_options
+from posttrain.records.own_rows import in_parts
 
 Settings = TypeVar("Settings")
 
@@ -113,11 +114,15 @@ class RanksSharding(Sharding, ABC):
         return [filled[part] for part in mine]
 
     def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
-        out = super().joined(values, rows, count).to(self.device_type)
-        if not self._speaks:
-            out.zero_()
-        dist.all_reduce(out)  # every row is computed by one copy, and 0 elsewhere
-        return out.cpu()
+        def whole() -> Tensor:
+            out = Sharding.joined(self, values, rows, count).to(self.device_type)
+            if not self._speaks:
+                out.zero_()
+            dist.all_reduce(out)  # every row is computed by one copy, and 0 elsewhere
+            return out.cpu()
+
+        own = slice(None if self._speaks else 0)
+        return in_parts(values[own], rows[own], count, whole)
 
     @property
     def _speaks(self) -> bool:

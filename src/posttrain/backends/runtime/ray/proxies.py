@@ -97,7 +97,7 @@ def _score(
 ) -> Tensor:
     """Let all ranks score a batch together. Returns: [B, T]."""
     held = workers.shelf.place(batch)
-    found: Tensor = from_plain(workers.call("score", held.record, role, method, arguments, *held.arrays, what=what))
+    found: Tensor = workers.answer("score", held.record, role, method, arguments, *held.arrays, what=what)
     return found
 
 
@@ -164,7 +164,7 @@ class RemoteOptimized:
             return learned > 0
 
         asked = held.record, self.role, plan, *held.arrays
-        stats: UpdateStats = from_plain(self.workers.call("update", *asked, what=f"{self.role} update", moved=moved))
+        stats: UpdateStats = self.workers.answer("update", *asked, what=f"{self.role} update", moved=moved)
         if on_sequences:
             on_sequences(left)
         return stats
@@ -174,8 +174,7 @@ class RemoteOptimized:
     ) -> LossStats:
         held = self.workers.shelf.place(batch)
         what = f"{self.role} forward_backward"
-        plain = self.workers.call("learn", held.record, self.role, loss, counts, *held.arrays, what=what)
-        stats: LossStats = from_plain(plain)
+        stats: LossStats = self.workers.answer("learn", held.record, self.role, loss, counts, *held.arrays, what=what)
         return stats
 
 
@@ -188,7 +187,7 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
     def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
         held = self.workers.shelf.place(batch)
         asked = held.record, self.role, "logprobs_and_experts", (temperature,), *held.arrays
-        found: tuple[Tensor, Tensor] = from_plain(self.workers.call("score", *asked, what="policy logprobs"))
+        found: tuple[Tensor, Tensor] = self.workers.answer("score", *asked, what="policy logprobs")
         return found
 
     def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:
@@ -196,8 +195,9 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
 
     def divergence(self, batch: SequenceBatch, teachers: Mapping[str, TeacherScores], plan: DistillationPlan) -> Tensor:
         held = self.workers.shelf.place((batch, teachers))
-        plain = self.workers.call("divergence", held.record, plan, *held.arrays, what="divergence from teachers")
-        found: Tensor = from_plain(plain)
+        found: Tensor = self.workers.answer(
+            "divergence", held.record, plan, *held.arrays, what="divergence from teachers"
+        )
         return found
 
     def move_reference(self, mix: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.backends.runtime.ray.answers import whole_of
 from posttrain.backends.runtime.ray.cluster import Cluster
 from posttrain.backends.runtime.ray.shelf import Shelf
 from posttrain.backends.runtime.ray.watch import Member, Watch
@@ -24,17 +25,26 @@ class WorkerGroup:
     # Held during a call: one of another thread waits for its end, because all ranks must have calls in the same order
     turn: threading.RLock = field(default_factory=threading.RLock)
 
-    def call(self, method: str, *arguments: Any, what: str = "", moved: Callable[[], bool] | None = None) -> Any:
+    def call(self, method: str, *arguments: Any, what: str = "") -> Any:
         """Call a method of every rank's roles with the same arguments; the result of rank 0.
 
-        Large arguments are given as promises (``shelf``), so that they travel once per node. Args: moved, see Watch.wait.
+        Large arguments are given as promises (``shelf``), so that they travel once per node.
         """
         with self.turn:
             promises = {
                 member: self.cluster.call(member.handle, "call", method, rank == 0, *arguments)
                 for rank, member in enumerate(self.members)
             }
-            return self.watch.wait(promises, what or method, self.timeout_s, moved=moved)[self.members[0]]
+            return self.watch.wait(promises, what or method, self.timeout_s)[self.members[0]]
+
+    def answer(self, method: str, *arguments: Any, what: str = "", moved: Callable[[], bool] | None = None) -> Any:
+        """The same for a method that answers in parts (``answers``); the whole result. Args: moved, see Watch.wait."""
+        with self.turn:
+            promises = {
+                member: self.cluster.call(member.handle, "call", method, True, *arguments) for member in self.members
+            }
+            found = self.watch.wait(promises, what or method, self.timeout_s, moved=moved)
+        return whole_of([found[member] for member in self.members])
 
     def each(self, method: str, *arguments: Any, what: str = "") -> list[Any]:
         """The same; the result of every rank."""

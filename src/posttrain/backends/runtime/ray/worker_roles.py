@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from posttrain.backends.runtime.ray.answers import Answer, answer_of, with_tensors
 from posttrain.backends.runtime.ray.assignment import WorkerAssignment
 from posttrain.backends.runtime.ray.cluster import store
 from posttrain.backends.runtime.ray.columns import Columns, to_columns
@@ -24,7 +25,7 @@ from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.shelf import taken_down
 from posttrain.backends.runtime.ray.started_roles import Starter
 from posttrain.backends.runtime.ray.taking import Taker
-from posttrain.backends.runtime.ray.wire import from_plain, map_plain, to_plain
+from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import RunStopped
@@ -33,6 +34,7 @@ from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.notices import Notices
+from posttrain.records.own_rows import results_in_parts
 from posttrain.records.plans import (
     CriticUpdatePlan,
     DistillationPlan,
@@ -113,13 +115,14 @@ class WorkerRoles:
         self._started.take_turn(role)
         rows = from_plain(batch)
         found = getattr(self.roles[role], method)(rows, *arguments)
-        return self._reported(_in_store(found, rows.response_lengths))
+        return self._reported(stored_rows(found, rows.response_lengths, store) if found.ndim == 2 else found)
 
     def score(self, batch: Any, role: str, method: str, arguments: Sequence[float], *arrays: Any) -> Any:
-        """Call a method that gives [B, T] for the SequenceBatch of all ranks (see shelf); the result is stored by the first."""
+        """Call a method that gives [B, T] for the SequenceBatch of all ranks (see shelf); each rank stores its rows of it."""
         self._started.take_turn(role)
         rows = taken_down(batch, arrays)
-        found = getattr(self.roles[role], method)(rows, *arguments)
+        with results_in_parts():
+            found = getattr(self.roles[role], method)(rows, *arguments)
         return self._answer(found, rows)
 
     def rows_of(self, of: Callable[..., Tensor], tensors: Any, *arrays: Any) -> Any:
@@ -134,7 +137,9 @@ class WorkerRoles:
         """Measure the divergence of the policy from its teachers, for a SequenceBatch and the teachers' answers (see shelf)."""
         self._started.take_turn("policy")
         batch, answers = taken_down(asked, arrays)
-        return self._answer(self.roles["policy"].divergence(batch, answers, plan), batch)
+        with results_in_parts():
+            found = self.roles["policy"].divergence(batch, answers, plan)
+        return self._answer(found, batch)
 
     def learn(
         self,
@@ -144,10 +149,12 @@ class WorkerRoles:
         counts: LossCounts,
         *arrays: Any,
     ) -> Any:
-        """Run forward and backward over a TrainBatch (see shelf); what it reports of tokens is stored by the first rank."""
+        """Run forward and backward over a TrainBatch (see shelf); of tokens each rank stores its rows."""
         self._started.take_turn(role)
         rows = taken_down(batch, arrays)
-        return self._answer(self.roles[role].forward_backward(rows, loss, counts), rows.sequences)
+        with results_in_parts():
+            stats = self.roles[role].forward_backward(rows, loss, counts)
+        return self._answer(stats, rows.sequences)
 
     def update(self, batch: Any, role: str, plan: UpdatePlan | CriticUpdatePlan, *arrays: Any) -> Any:
         """Go through the updates of a step on a TrainBatch (see shelf), every rank alike; the first one reports."""
@@ -155,9 +162,10 @@ class WorkerRoles:
         rows: TrainBatch = taken_down(batch, arrays)
         drawn = is_drawn(rows, plan)
         if drawn:  # so that a rank copies rows of its own micro-batches alone
-            rows = _with_tensors(rows, _unread)
+            rows = with_tensors(rows, _unread)
         updates: Callable[..., UpdateStats] = critic_updates if isinstance(plan, CriticUpdatePlan) else policy_updates
-        stats = updates(self.roles[role], rows, plan, self.outbox.add_sequences)
+        with results_in_parts():
+            stats = updates(self.roles[role], rows, plan, self.outbox.add_sequences)
         first = stats.trainer_logprobs
         if first is None or drawn or rows.logprobs.old is not None:
             return self._answer(replace(stats, trainer_logprobs=None), rows.sequences)
@@ -261,29 +269,17 @@ class WorkerRoles:
         engine: RolloutEngine = self.roles["rollout"]
         return engine
 
-    def _answer(self, result: Any, batch: SequenceBatch) -> Any:
-        """Return the first rank's result, with what it holds of every token in the store; None from the others."""
-        return self._reported(_in_store(result, batch.response_lengths)) if self._rank == 0 else None
+    def _answer(self, result: Any, batch: SequenceBatch) -> Answer:
+        """Return this rank's part of a result, and of the first rank everything else of it."""
+        if self._rank == 0:
+            self.outbox.add_notices(self.notices.take())
+        return answer_of(result, batch.response_lengths, store, first=self._rank == 0)
 
     def _reported(self, result: Any) -> Any:
         """Return a result as a plain value, and put the notices for people into the outbox."""
         if self._rank == 0:
             self.outbox.add_notices(self.notices.take())
         return to_plain(result)
-
-
-def _in_store(result: Any, lengths: Tensor) -> Any:
-    """Put the [B, T] tensors of a result into the object store. Args: lengths [B] of the responses, 0 behind which they are."""
-
-    def kept(tensor: Tensor) -> Any:
-        return stored_rows(tensor, lengths, store) if tensor.ndim == 2 and len(tensor) == len(lengths) else tensor
-
-    return _with_tensors(result, kept)
-
-
-def _with_tensors(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The record with changed tensors."""
-    return from_plain(map_plain(record, change))
 
 
 def _unread(tensor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from posttrain.errors import ConfigError
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.sequence_parallel import SplitRow, collect
 from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings
+from posttrain.records.own_rows import in_parts
 
 
 class PolicyWeights(Protocol):
@@ -203,11 +204,16 @@ class MegatronSharding(Sharding):
 
     def joined(self, values: Tensor, rows: Sequence[int], count: int) -> Tensor:
         """Join values, which the last stage knows; one rank of each copy broadcasts them to all."""
-        out = super().joined(values, rows, count).to(self.device)
-        if not self._speaks:
-            out.zero_()
-        dist.all_reduce(out)
-        return out.cpu()
+
+        def whole() -> Tensor:
+            out = Sharding.joined(self, values, rows, count).to(self.device)
+            if not self._speaks:
+                out.zero_()
+            dist.all_reduce(out)
+            return out.cpu()
+
+        own = slice(None if self._speaks else 0)
+        return in_parts(values[own], rows[own], count, whole)
 
     def total(self, sums: Mapping[str, float]) -> dict[str, float]:
         everyone: list[dict[str, float]] = [{} for _ in range(self.ranks)]
