@@ -1,4 +1,4 @@
-"""A result of which every process has computed some rows, [B, T]: whole where somebody reads it, in parts where nobody does.
+"""A result of which every process has computed some rows, [B, T]: whole where it is read, in parts where it is only passed on.
 
 The processes of a training engine share out the micro-batches of a batch. Added up over all of them, log-probs of 100,000
 responses of 1,000 tokens are 400 MB in every process; where results are only passed on, each keeps the rows that it has computed.
