@@ -11,6 +11,7 @@ import typer
 
 from posttrain.cli.process import prepare
 from posttrain.dialects import native
+from posttrain.libraries.importing import importing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ def run_demo(folder: Path, seed: int, steps: int, gguf: str | None = None) -> No
         from posttrain.models.gguf_kinds import check_kind
 
         check_kind(gguf)
-    from posttrain.build.train import train_run
+    with importing():
+        from posttrain.build.train import train_run
     from posttrain.data.arithmetic import Arithmetic, write_arithmetic
     from posttrain.models.smollm2 import smollm2_135m_instruct
     from posttrain.report.html import write_report

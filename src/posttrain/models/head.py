@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,27 @@ class HeadForm:
         return Head(weight=linear.weight, bias=linear.bias, scale=self.scale, softcap=self.softcap)
 
 
-@torch.no_grad()
+# The forms that were detected, by model and its output layer: trainer, reference and sampler ask about the same one
+_DETECTED: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], HeadForm | str]] = WeakKeyDictionary()
+
+
 def head_form(model: PreTrainedModel) -> HeadForm | str:
-    """Detect the form of ``model``'s head. Returns: it, or the reason why it is unknown.
+    """Detect the form of ``model``'s head, once. Returns: it, or the reason why it is unknown."""
+    linear = model.get_output_embeddings()
+    known = _DETECTED.get(model)
+    if known is None or known[0]() is not linear:
+        known = _DETECTED[model] = ref(linear), _detected(model, linear)
+    return known[1]
+
+
+@torch.no_grad()
+def _detected(model: PreTrainedModel, linear: nn.Module) -> HeadForm | str:
+    """Detect the form of a head whose layer is ``linear``.
 
     The model reads two tokens while its output layer is observed. The layer's input must be the last hidden state of the model's
     body. Its output is replaced by a ramp, and the returned logits show the transformation: none, a multiplication (Cohere,
     Granite), or the soft cap of its configuration (Gemma).
     """
-    linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear:
         return f"its output layer is {type(linear).__name__}, not a plain linear layer"
     ramp = torch.linspace(-REACH, REACH, linear.out_features, device=model.device).expand(1, PROBE_TOKENS, -1)

@@ -89,6 +89,15 @@ def test_probing_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     assert all(weight.grad is None for weight in model.parameters())
 
 
+def test_a_model_is_probed_once_and_again_with_another_output_layer(tmp_path: Path) -> None:
+    model = make_model(tmp_path, "llama")
+    passes: list[None] = []
+    model.register_forward_hook(lambda *_: passes.append(None))
+    assert head_form(model) == head_form(model) == HeadForm() and len(passes) == 1
+    model.set_output_embeddings(nn.Sequential(model.get_output_embeddings()))
+    assert isinstance(head_form(model), str)
+
+
 class _Odd(nn.Module):
     """A model that is a Llama but for what a test changes."""
 

@@ -77,7 +77,8 @@ class NativeEngine:
     def weights_changed(self, version: int) -> None:
         if self._stream is not None:
             self._stream.weights_changed(version)
-        self.token_pass.weights_changed()
+        if version != self._version:  # else a run begins with the weights that the trial has packed
+            self.token_pass.weights_changed()
         self._version = version
 
     def generate(
