@@ -67,11 +67,14 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def warm(request: pytest.FixtureRequest) -> None:
-    """Slow tests can start processes that have torch and posttrain imported already, and Ray's workers are such (warm/)."""
+    """Slow tests can start processes that have torch and posttrain imported already, and Ray's workers are such (warm/). WARM of
+    a test's file names further modules that they are to have imported."""
     if request.node.get_closest_marker("slow"):
-        from warm.processes import offer, warm_ray_workers
+        from warm.processes import have_imported, offer, warm_ray_workers
 
         offer()
+        if names := getattr(request.module, "WARM", ()):
+            have_imported(*names)
         with suppress(ImportError):
             warm_ray_workers()
 

@@ -9,7 +9,6 @@ added up, in every layer. An adapter in bfloat16: to 1e-1, because its B is noth
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from ray_runs import assert_same, config
 from safetensors.torch import load_file, save_file
 from test_update_paths import PLAN, Outcome, assert_alike, assert_chunks_hold, make_engine
@@ -40,8 +38,10 @@ from posttrain.plan.engines.megatron.options import MegatronSettings
 from posttrain.records.batches import CriticTargets, TrainBatch
 from posttrain.records.plans import ValueLossPlan
 from posttrain.registry import is_installed
+from warm.processes import on_ranks
 
 # Looked for, not imported: that takes seconds, also where none of these tests is run.
+WARM = ("posttrain.backends.train.megatron",)  # see conftest.py
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_installed("megatron"), reason="needs megatron-core")]
 
 
@@ -369,9 +369,7 @@ def split_up(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     def folder(ranks: int) -> Path:
         if ranks not in done:
             out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-            # From a process that has imported everything once, which takes each of seven longer than its work.
-            multiprocessing.set_forkserver_preload(["posttrain.backends.train.megatron", "test_update_paths"])
-            mp.start_processes(in_process, (ranks, models, out), nprocs=ranks, start_method="forkserver")
+            on_ranks(in_process, (ranks, models, out), ranks)
             done[ranks] = out
         return done[ranks]
 

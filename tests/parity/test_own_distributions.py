@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from test_update_paths import PLAN, SHARED, make_batch, make_engine, needs
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -25,6 +24,7 @@ from posttrain.records.samples import SampleRow
 from posttrain.records.trajectories import OwnDraws, Reward, SamplingParams, Trajectory
 from posttrain.registry import is_installed
 from posttrain.steps.padding import pad
+from warm.processes import on_ranks
 
 pytest.importorskip("llguidance")
 SAMPLING = SamplingParams(max_response_tokens=24, temperature=0.8)
@@ -158,7 +158,7 @@ def test_two_processes_train_them_as_one_does(tiny_qwen: Path, tmp_path: Path) -
     plain = make_engine(tiny_qwen).logprobs(make_batch(0).sequences, PLAN.temperature)
     differs = (wanted["before"] - plain).abs().amax(dim=1) > 0.01
     assert differs.nonzero().flatten().tolist() == [1, 4]
-    mp.spawn(in_process, (tiny_qwen, tmp_path), nprocs=2)
+    on_ranks(in_process, (tiny_qwen, tmp_path), 2)
     files = sorted(tmp_path.glob("*.pt"))
     assert len(files) >= 6
     for file in files:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from killing import Position
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from posttrain.models.loading import load_causal_lm, load_tokenizer
 from posttrain.run.checkpoint import Checkpoints
 from posttrain.run.checkpoint_folders import steps_in
 from posttrain.run.progress import Progress
+from warm.processes import on_ranks
 
 FILES = ("model.safetensors", "optimizer.safetensors", "engine.json", "config.json")
 
@@ -84,8 +84,8 @@ def saver(rank: int, engine: PolicyModel, folder: Path) -> Callable[[int], objec
 def test_two_processes_and_one(tiny_llama: Path, tmp_path: Path) -> None:
     one = updated(make(tiny_llama))
     Checkpoints(tmp_path / "of_one").save(1, Progress(policy=one, loader=Position(1)))
-    with pytest.raises((mp.ProcessExitedException, mp.ProcessRaisedException)):
-        mp.spawn(process, (tiny_llama, tmp_path), nprocs=2)
+    with pytest.raises(RuntimeError, match="a rank ended with exit code"):
+        on_ranks(process, (tiny_llama, tmp_path), 2)
 
     of_two, position = Checkpoints(tmp_path / "of_two"), Position()
     fresh = make(tiny_llama)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
@@ -87,6 +88,7 @@ class WarmProcess:
         text: bool = False,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
     ):
         """Args: command, of this Python or a script in it; stdout may be a pipe; stderr a file, or what stdout is."""
         offer()
@@ -106,10 +108,15 @@ class WarmProcess:
                 os.environ if env is None else env,
                 (nothing.fileno(), output, errors),
                 folder=str(cwd) if cwd else None,
+                imports=imports,
             )
         if pipe:
             os.close(pipe[1])
             self.stdout = os.fdopen(pipe[0], "r" if text else "rb")
+
+    def fileno(self) -> int:
+        """Of what can be read when it has ended."""
+        return self._connection.fileno()
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
@@ -184,6 +191,43 @@ def run(
         if check:
             done.check_returncode()
         return done
+
+
+def have_imported(*names: str) -> None:
+    """Have the server import modules, which all processes that are forked after this one then have."""
+    WarmProcess([sys.executable, "-c", "pass"], imports=names).wait()
+
+
+BEGIN = """
+import pickle, sys
+file, rank = sys.argv[1:]
+sys.path[:] = pickle.load(open(file + ".path", "rb"))
+function, arguments = pickle.load(open(file, "rb"))
+function(int(rank), *arguments)
+"""
+
+
+def on_ranks(function: Callable[..., object], arguments: Sequence[Any], ranks: int) -> None:
+    """``torch.multiprocessing.spawn`` with warm processes: each calls the function with its rank and the arguments.
+
+    Raises: RuntimeError when one fails; the others are killed then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        call = Path(folder) / "call"
+        call.write_bytes(pickle.dumps((function, arguments)))
+        Path(f"{call}.path").write_bytes(pickle.dumps(sys.path))
+        running = [WarmProcess([sys.executable, "-c", BEGIN, call, str(rank)]) for rank in range(ranks)]
+        try:
+            while running:
+                select.select(running, [], [])
+                ended = [process for process in running if process.poll() is not None]
+                if wrong := [process for process in ended if process.returncode]:
+                    raise RuntimeError(f"a rank ended with exit code {wrong[0].returncode}; what it said is above")
+                running = [process for process in running if process not in ended]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
 
 
 def _file(given: int | IO[Any] | None, nothing: IO[Any], usual: int) -> int:
