@@ -1,7 +1,7 @@
 """Shares of the machine's limits that the native sampler reaches: prompts, passes of few rows, draws.
 
     python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] [--prompts 16x64,4x512,1x2048,8x1500] [--rounds 5]
-    python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] --rows 1,2,4,8,16
+    python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] --rows 1,2,4,8,16 [--dtype float32]
     python benchmarks/prefill.py [MODEL_FOLDER | --shape NAME] --opening
     python benchmarks/prefill.py --draws 49152,151936
 
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--draws", help="sizes of vocabularies")
     parser.add_argument("--opening", action="store_true", help="time the opening of a stream")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
@@ -92,6 +93,7 @@ def main() -> None:
             draws([int(size) for size in arguments.draws.split(",")], arguments.rounds)
             return
         model = shaped(arguments.shape) if arguments.shape else loaded(arguments.model)
+        model.to(getattr(torch, arguments.dtype))
         if arguments.opening:
             opening(model, arguments.rounds)
             return
@@ -133,7 +135,7 @@ def timed(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
 
 def prompts(model: Any, token_pass: TokenPass, sizes: Sequence[tuple[int, ...]], rounds: int) -> None:
     config = model.config.get_text_config()
-    square = torch.randn(2048, 2048).bfloat16()
+    square = torch.randn(2048, 2048).to(model.dtype)
     weights = active_weights(model)
     rows = []
     for count, length in sizes:
@@ -222,8 +224,8 @@ def few_rows(model: Any, token_pass: TokenPass, counts: Sequence[int], rounds: i
 
 
 def reading(model: Any) -> Callable[[], object]:
-    held = {id(weight): weight.numel() for weight in model.parameters()}
-    array = torch.ones(sum(held.values()) // 2, dtype=torch.float32)  # as many bytes as the weights in bfloat16
+    held = {id(weight): weight.nbytes for weight in model.parameters()}
+    array = torch.ones(sum(held.values()) // 4, dtype=torch.float32)
     return array.sum
 
 

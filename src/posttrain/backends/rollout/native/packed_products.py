@@ -37,7 +37,7 @@ def load_product_kernels(dtype: torch.dtype, weights: Weights) -> ProductKernels
     if isinstance(library, str):
         return library
     if not hasattr(library, f"product_{weights}_{DTYPES[dtype]}"):
-        return f"the processor has no instructions for products of {DTYPES[dtype]}"
+        return f"the processor has no AVX-512 instructions for products of {DTYPES[dtype]}"
     kernels, random = ProductKernels(library, dtype, weights), torch.Generator().manual_seed(0)
     for rows, outputs, inputs in TRIALS:
         numbers = torch.randint(-127, 128, (outputs, inputs), generator=random, dtype=torch.int8)

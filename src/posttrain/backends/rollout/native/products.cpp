@@ -1,5 +1,5 @@
-// Products of rows with packed weights: numbers of 16 bits as they are, or of eight bits with one scale for every column of the
-// output (a row of the weights).
+// Products of rows with packed weights: numbers as they are, or of eight bits with one scale for every column of the output (a
+// row of the weights).
 //
 // A column's sum runs over the depth in one order, whatever the number of rows and threads, so that a row's result depends on
 // that row alone, to the bit. Columns are packed in panels, side by side. A tile of a panel stays in the first cache of a core
@@ -15,11 +15,7 @@
 namespace {
 
 #define ALL_AT_ONCE _Pragma("GCC unroll 32")  // or the sums would not be in registers
-#ifdef __AVX512F__
-constexpr int WIDE = 4, TALL = 6;  // LANES of a panel, and rows, whose sums are in registers together
-#else
-constexpr int WIDE = 2, TALL = 3;
-#endif
+constexpr int WIDE = 4, TALL = 6;          // LANES of a panel, and rows, whose sums are in registers together
 constexpr int64_t PANEL = WIDE * LANES;    // columns that are packed together
 constexpr int64_t BAND = 96;               // rows whose sums are kept for a panel
 constexpr int64_t SHORT_TILE = 1 << 13;    // bytes, for up to three groups of rows
@@ -324,8 +320,12 @@ extern "C" int64_t panel_columns() { return PANEL; }
         product<TYPE, WEIGHTS<TYPE>>(x, packed, scales, biases, rows, depth, columns, y, threads);                          \
     }
 
+// Without AVX-512 the sums would not be in registers, and everything would take many times as long.
+#ifdef __AVX512F__
 PRODUCT_FUNCTIONS(float, Eighths, int8_float32)
 PRODUCT_FUNCTIONS(bfloat16, Eighths, int8_bfloat16)
+PRODUCT_FUNCTIONS(float, Whole, whole_float32)
 #ifdef PAIRS
 PRODUCT_FUNCTIONS(bfloat16, Whole, whole_bfloat16)
+#endif
 #endif

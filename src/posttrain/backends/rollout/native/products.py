@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from posttrain.backends.rollout.native.packed_products import Product, ProductKernels, load_product_kernels
+from posttrain.backends.rollout.native.packed_products import DTYPES, Product, ProductKernels, load_product_kernels
 
 # With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
 # last bits of a response would depend on the number of other rows: fewer are filled up.
@@ -19,7 +19,7 @@ ROWS_HINT = 64  # the packed layout chosen for it was equally fast from 4 to 256
 def stacked_product(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Product:
     """Return the function x -> x @ [W1; W2; ...]^T + [b1; b2; ...], [rows, in] -> [rows, sum of outs].
 
-    In bfloat16 on a CPU the weights are stacked and packed, for kernels of our own (``product_kernels``) or in the matrix
+    On a CPU the weights are stacked and packed, for kernels of our own (``product_kernels``) or, in bfloat16, in the matrix
     library's layout. Elsewhere they are used without a copy. In both cases the function must be rebuilt when the weights change
     (KeptProducts).
     """
@@ -48,15 +48,17 @@ def _stacked(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tupl
 
 def copies_weights(weights: Sequence[Tensor]) -> bool:
     """Return True where ``stacked_product`` multiplies by a packed copy of these weights, not by the weights themselves."""
-    return _is_bfloat16(weights[0]) and (product_kernels(weights[0]) is not None or _packs())
+    return product_kernels(weights[0]) is not None or (_is_bfloat16(weights[0]) and _packs())
 
 
 def product_kernels(weight: Tensor) -> ProductKernels | None:
-    """Return the kernels that multiply by such weights; None where the matrix library does. That has the faster products where
-    the processor has tiles (AMX)."""
-    if not _is_bfloat16(weight) or torch.cpu._is_amx_tile_supported():
+    """Return the kernels that multiply by such weights; None where the matrix library does. That has the faster products of
+    bfloat16 where the processor has tiles (AMX)."""
+    if weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
-    found = load_product_kernels(torch.bfloat16, "whole")
+    if weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        return None
+    found = load_product_kernels(weight.dtype, "whole")
     return None if isinstance(found, str) else found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from posttrain.backends.rollout.native import NativeEngine
+from posttrain.backends.rollout.native import products as native_products
 from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.products import Product, copies_weights, stacked_product
 from posttrain.backends.rollout.native.token_pass import TokenPass
@@ -82,7 +83,8 @@ def test_only_what_has_changed_is_made_again(change: Callable[[Tensor], None], w
     assert not set(read()) & set(again)
 
 
-def test_products_that_hold_no_copies_read_the_weights_themselves() -> None:
+def test_products_that_hold_no_copies_read_the_weights_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_products, "product_kernels", lambda weight: None)
     products, weight = KeptProducts(stacked_product), torch.randn(4, 8)
     product = products([weight], [None])
     weight.zero_()

@@ -21,27 +21,28 @@ def fresh() -> Iterator[None]:
     load_product_kernels.cache_clear()
 
 
-def compiled() -> ProductKernels:
-    found = load_product_kernels(torch.bfloat16, "whole")
+def compiled(dtype: torch.dtype = torch.bfloat16) -> ProductKernels:
+    found = load_product_kernels(dtype, "whole")
     if isinstance(found, str):
         pytest.skip(found)
     return found
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("inputs", [1, 2, 63, 64, 576, 5001])
 @pytest.mark.parametrize("outputs", [1, 16, 63, 64, 65, 300])
-def test_products_are_those_of_float64(outputs: int, inputs: int, threads: int) -> None:
-    numbers, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs).bfloat16()
-    x = torch.randn(ROWS[-1], inputs).bfloat16()
+def test_products_are_those_of_float64(outputs: int, inputs: int, threads: int, dtype: torch.dtype) -> None:
+    numbers, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
+    x = torch.randn(ROWS[-1], inputs).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for added in (bias, None):
-            multiply = compiled().product(numbers, added)
+            multiply = compiled(dtype).product(numbers, added)
             got = multiply(x)
             expected = x.double() @ numbers.double().T + (0 if added is None else added.double())
-            assert (got.double() - expected).abs().max() <= TOLERANCE[torch.bfloat16] * expected.abs().max()
+            assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
             for rows in ROWS:
                 assert torch.equal(multiply(x[:rows]), got[:rows])
     finally:
@@ -73,11 +74,11 @@ def test_what_is_not_finite_shows() -> None:
 
 def test_other_products_and_tiles_are_the_matrix_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled()
-    assert product_kernels(torch.ones(2, 2)) is None  # float32
+    assert product_kernels(torch.ones(2, 2).half()) is None and product_kernels(torch.ones(2, 2, device="meta")) is None
     weight = torch.randn(64, 96).bfloat16()
     assert product_kernels(weight) is not None and copies_weights([weight])
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert product_kernels(weight) is None
+    assert product_kernels(weight) is None and product_kernels(weight.float()) is not None
     x = torch.randn(5, 96).bfloat16()
     torch.testing.assert_close(stacked_product([weight], [None])(x), x @ weight.T, rtol=2**-6, atol=2**-6)
 
@@ -101,4 +102,4 @@ def test_kernels_that_are_wrong_or_missing_are_not_used(monkeypatch: pytest.Monk
 def test_a_processor_without_products_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_products, "compiled_library", lambda source: object())
     found = load_product_kernels(torch.bfloat16, "whole")
-    assert found == "the processor has no instructions for products of bfloat16"
+    assert found == "the processor has no AVX-512 instructions for products of bfloat16"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from posttrain.backends.rollout.native.products import stacked_product
+from posttrain.backends.rollout.native.products import library_product, stacked_product
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 200])
@@ -22,12 +22,12 @@ def test_product_in_bfloat16(rows: int, bias: bool) -> None:
     torch.testing.assert_close(got, expected, rtol=2**-7, atol=2**-7)
 
 
-def test_product_in_float32_reads_the_weights_themselves() -> None:
+def test_the_matrix_librarys_product_in_float32_reads_the_weights_themselves() -> None:
     weight = torch.randn(8, 4)
-    product = stacked_product([weight], [None])
+    product = library_product([weight], [None])
     x = torch.randn(3, 4)
     assert torch.equal(product(x), linear(x, weight))
     weight.zero_()
     assert not product(x).any()
-    two = stacked_product([weight, torch.ones(2, 4)], [torch.ones(8), None])
+    two = library_product([weight, torch.ones(2, 4)], [torch.ones(8), None])
     assert torch.equal(two(torch.ones(1, 4)), torch.tensor([[1.0] * 8 + [4.0] * 2]))
