@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from fnmatch import translate
@@ -70,7 +71,9 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return list(shell.positional) if name == "@" else _separator(shell).join(shell.positional)
     if name == "#":
         return str(len(shell.positional))
-    if name in ("?", "$", "!", "-", "_") or (name in _DRAWN and name not in shell.variables):
+    if name == "$":
+        return str(os.getpid())
+    if name in ("?", "!", "-", "_") or (name in _DRAWN and name not in shell.variables):
         return shell.hole(f"${name} is known only to a running shell", "write its value into the script")
     if name.isdigit():
         place = int(name)

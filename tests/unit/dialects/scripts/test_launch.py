@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -390,3 +391,7 @@ def test_a_pattern_in_a_folder_that_a_program_names_is_no_crash(tmp_path: Path) 
     script = tmp_path / "run.sh"
     script.write_text('cd "$(pip show thing)" && ln -s thing*.so\n' + CALL + "data.seed=1\n", encoding="utf-8")
     assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("data.seed=1",)
+
+
+def test_a_number_of_the_process_is_that_of_the_reader(tmp_path: Path) -> None:
+    assert words(tmp_path, CALL + 'trainer.experiment_name="run_$$"') == [f"trainer.experiment_name=run_{os.getpid()}"]
