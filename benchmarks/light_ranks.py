@@ -111,7 +111,7 @@ def use_light_ranks(per_process: int) -> None:
     spawn, call, kill, place = Cluster.spawn, Cluster.call, Cluster.kill, Shelf.place
     names: list[str] = []  # of ranks that were started
     processes: list[Any] = []
-    rows: dict[Any, int] = {}  # of the tensors behind the promise of a record
+    rows: dict[bytes, int] = {}  # of the tensors behind a record, by the name of its promise
     module.CALLS_AT_A_TIME *= per_process
 
     def light_spawn(cluster: Any, kind: type, arguments: Sequence[Any], **how: Any) -> Any:
@@ -133,7 +133,7 @@ def use_light_ranks(per_process: int) -> None:
             name, wanted, *given = arguments
             if name == "rows_of":
                 of, record, *_ = given
-                given = [rows[record], COLUMNS[of.__name__]]
+                given = [rows[record.binary()], COLUMNS[of.__name__]]
             # It reads no batch, whose records are of torch
             given = [None if isinstance(each, ray.ObjectRef) else each for each in given]
             arguments = (name, wanted, *given)
@@ -145,7 +145,7 @@ def use_light_ranks(per_process: int) -> None:
     def counted_place(shelf: Any, value: Any) -> Any:
         found = place(shelf, value)
         if isinstance(value, list) and value:
-            rows[found.record] = len(value[0])
+            rows[found.record.binary()] = len(value[0])
         return found
 
     whole_of = worker_group.whole_of

@@ -200,6 +200,16 @@ class TestWatch:
         first, second = watch.members
         assert watch.wait({first: Promise(1), second: Promise(2, 0.05)}, "x", 5.0) == {first: 1, second: 2}
 
+    def test_many_workers_are_polled_less_often(self, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """128 polls a second: 64 workers every half second, 1,024 every 8 seconds."""
+        monkeypatch.setattr("posttrain.backends.runtime.ray.watch.ROUND_S", 0.5)
+        few, pauses = watch.members, []
+        for count in (2, 64, 1024):
+            watch.members = few[:1] * count
+            pauses.append(watch._pause_s())
+        watch.members = few
+        assert pauses == [0.5, 0.5, 8.0]
+
     def test_a_deadline_names_who_is_late(self, watch: Any) -> None:
         first, second = watch.members
         with pytest.raises(RunStopped, match=r"saving: no answer of trainer rank 1 within 0\.2 s"):

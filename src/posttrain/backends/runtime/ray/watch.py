@@ -20,7 +20,8 @@ from posttrain.backends.runtime.ray.worker import Failure, News, PackedGroups
 from posttrain.errors import RunStopped
 from posttrain.records.notices import Notices
 
-ROUND_S = 0.5  # between two polls of a worker
+ROUND_S = 0.5  # between two polls of a worker, or longer where there are many
+POLLS_PER_S = 128  # of all workers: each takes about half a millisecond of the driver
 SILENCE_S = 3.0  # without an answer, after which its process is looked up on its node
 SETTLE_S = 4.0  # after an error of one worker, in which another is found to be its cause
 LAST_LINES = 8  # of a lost worker, that are shown
@@ -78,7 +79,7 @@ class Member:
 
 
 class Watch:
-    """Polls every member twice a second, in a thread of its own.
+    """Polls every member twice a second, of more than 64 members each less often, in a thread of its own.
 
     Args: logs is the folder that gets a file per worker with what it prints, and one with the end of that for a lost worker;
         ``show`` is given each line with its worker's name.
@@ -184,9 +185,13 @@ class Watch:
         self._lose(member, (died and died.why) or DEAD)
 
     def _keep(self) -> None:
-        while not self._over.wait(ROUND_S):
+        while not self._over.wait(self._pause_s()):
             self._round()
         self._round()
+
+    def _pause_s(self) -> float:
+        """Seconds between two polls. A worker that dies while it has a call is found by that, however long they are."""
+        return max(ROUND_S, len(self.members) / POLLS_PER_S)
 
     def _round(self) -> None:
         members = [member for member in self.members if member.trouble is None]
