@@ -22,7 +22,7 @@ from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, stretch
 from posttrain.plan.engine import engine_options
-from posttrain.records.own_rows import in_parts
+from posttrain.records.partial_tensors import in_parts
 
 Settings = TypeVar("Settings")
 

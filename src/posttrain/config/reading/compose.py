@@ -16,8 +16,9 @@ from typing import Any
 
 from posttrain.config.base import Reference
 from posttrain.config.reading import hydra
-from posttrain.config.reading.interpolations import MISSING, merged, name_unset_variables, resolve
+from posttrain.config.reading.interpolations import merged, name_unset_variables, resolve
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
+from posttrain.config.reading.plain_references import MISSING
 from posttrain.config.reading.plain_yaml import plain_yaml
 from posttrain.config.reading.references import find_references, referred_keys
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml

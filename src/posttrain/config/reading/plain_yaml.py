@@ -19,7 +19,7 @@ _EXPONENT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_BASE):  # type: ignore[misc]  # chosen when PyYAML was built
+class _Loader(_BASE):
     """OmegaConf's choice of which texts are numbers."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.backends.runtime.ray.answers import Answer, answer_of, whole_of
-from posttrain.records.own_rows import OwnRows, in_parts, results_in_parts
+from posttrain.records.partial_tensors import PartialTensor, in_parts, results_in_parts
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.records.stored_rows import HeldArray
 from posttrain.records.stored_tensors import StoredTensor
@@ -63,5 +63,5 @@ def test_a_result_is_whole_where_nobody_asks_for_parts_and_where_it_is_read() ->
     assert in_parts(values[[2]], [2], 5, lambda: values) is values
     with results_in_parts():
         part = in_parts(values[[2]], [2], 5, lambda: values)
-    assert isinstance(part, OwnRows) and part.shape == (5, 5)
+    assert isinstance(part, PartialTensor) and part.shape == (5, 5)
     assert torch.equal(part, values) and torch.equal(part[1:3], values[1:3]) and torch.equal(part[:, 2:], values[:, 2:])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posttrain.backends.runtime.ray.wire import from_plain, map_plain, to_plain
-from posttrain.records.own_rows import OwnRows
+from posttrain.records.partial_tensors import PartialTensor
 from posttrain.records.stored_rows import StoredArray
 from posttrain.records.stored_tensors import StoredTensor, concatenated, stored_rows
 
@@ -44,8 +44,8 @@ def answer_of(result: Any, lengths: Tensor, keep: Callable[[NDArray[Any]], Store
     parts: list[Part] = []
 
     def kept(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, OwnRows):
-            parts.append(Part(stored_rows(tensor.values, lengths[list(tensor.of)], keep), tensor.of))
+        if isinstance(tensor, PartialTensor):
+            parts.append(Part(stored_rows(tensor.own, lengths[list(tensor.of)], keep), tensor.of))
             return parts[-1].rows
         whole = first and tensor.ndim == 2 and len(tensor) == len(lengths)
         return stored_rows(tensor, lengths, keep) if whole else tensor

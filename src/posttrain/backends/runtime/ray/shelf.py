@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from posttrain.backends.runtime.ray.cluster import RayArray
 from posttrain.backends.runtime.ray.wire import PlainRecord, map_plain
-from posttrain.records.span_tensors import runs_of
+from posttrain.records.span_tensors import SpanTensor, runs_of
 from posttrain.records.stored_rows import HeldArray, StoredArray
 from posttrain.records.unread_tensors import UnreadTensor
 
@@ -75,9 +75,9 @@ class Shelf:
                 return tensor.detach().numpy()
             whole, start = _source(tensor)
             form = self._form(whole)
-            if isinstance(form, UnreadTensor) and not _are_rows(tensor, whole, start):
+            if isinstance(form, SpanTensor) and not _are_rows(tensor, whole, start):
                 whole, start, form = tensor, 0, self._form(tensor)
-            if isinstance(form, UnreadTensor):
+            if isinstance(form, SpanTensor):
                 first = start // form.shape[1]
                 return form.rows(slice(first, first + len(tensor))).with_arrays(self._outside)
             if id(whole) not in numbers:

@@ -34,7 +34,7 @@ from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.notices import Notices
-from posttrain.records.own_rows import results_in_parts
+from posttrain.records.partial_tensors import results_in_parts
 from posttrain.records.plans import (
     CriticUpdatePlan,
     DistillationPlan,

@@ -28,7 +28,7 @@ from posttrain.errors import ConfigError
 from posttrain.models.packed_attention import shared_layout
 from posttrain.models.sequence_parallel import SplitRow, collect
 from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings
-from posttrain.records.own_rows import in_parts
+from posttrain.records.partial_tensors import in_parts
 
 
 class PolicyWeights(Protocol):

@@ -17,20 +17,20 @@ from posttrain.records.unread_tensors import UnreadTensor
 _APART: ContextVar[bool] = ContextVar("results stay in parts", default=False)
 
 
-class OwnRows(UnreadTensor):
+class PartialTensor(UnreadTensor):
     """See the module. Reading it is a collective operation of all processes.
 
-    Args: values [n, T] float32, of the rows with the numbers ``of``; count B of all rows; whole adds up the parts.
+    Args: own [n, T] float32, of the rows with the numbers ``of``; count B of all rows; whole adds up the parts.
     """
 
-    values: Tensor
+    own: Tensor
     of: tuple[int, ...]
     whole: Callable[[], Tensor]
 
     @staticmethod
-    def __new__(cls, values: Tensor, of: Sequence[int], count: int, whole: Callable[[], Tensor]) -> OwnRows:
-        made = cls._described(count, values.shape[1], values.dtype)
-        made.values, made.of, made.whole = values, tuple(of), whole
+    def __new__(cls, own: Tensor, of: Sequence[int], count: int, whole: Callable[[], Tensor]) -> PartialTensor:
+        made = cls._described(count, own.shape[1], own.dtype)
+        made.own, made.of, made.whole = own, tuple(of), whole
         return made
 
     def _made_full(self) -> Tensor:
@@ -45,7 +45,7 @@ class OwnRows(UnreadTensor):
 
 @contextmanager
 def results_in_parts() -> Iterator[None]:
-    """Let the results of training engines in this thread be OwnRows, where several processes share them."""
+    """Let the results of training engines in this thread be PartialTensor, where several processes share them."""
     before = _APART.set(True)
     try:
         yield
@@ -53,6 +53,6 @@ def results_in_parts() -> Iterator[None]:
         _APART.reset(before)
 
 
-def in_parts(values: Tensor, of: Sequence[int], count: int, whole: Callable[[], Tensor]) -> Tensor:
-    """The result of all processes. Args: as of OwnRows. Returns: [count, T], whole unless ``results_in_parts``."""
-    return OwnRows(values, of, count, whole) if _APART.get() and values.ndim == 2 else whole()
+def in_parts(own: Tensor, of: Sequence[int], count: int, whole: Callable[[], Tensor]) -> Tensor:
+    """The result of all processes. Args: as of PartialTensor. Returns: [count, T], whole unless ``results_in_parts``."""
+    return PartialTensor(own, of, count, whole) if _APART.get() and own.ndim == 2 else whole()
