@@ -32,6 +32,7 @@ from posttrain.backends.rollout.native.products import library_product
 from posttrain.backends.rollout.native.sampling import draw
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
+from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.packed_attention import packed_layout
 from posttrain.records.trajectories import SamplingParams
 
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    choose_float32_products()
     with torch.inference_mode():
         if arguments.draws:
             draws([int(size) for size in arguments.draws.split(",")], arguments.rounds)
