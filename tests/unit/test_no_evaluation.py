@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from posttrain.config.reading import plain_yaml
 from sources import FILES, PACKAGE, nodes_of
 
 BOXED = PACKAGE / "sandbox/inside.py"
@@ -20,7 +22,7 @@ SENT_INTO_BOXES = PACKAGE / "envs/repair/in_box.py"
 # By the last name of what is called: eval, builtins.eval, pickle.loads, sympy.sympify, …
 NAMES = {"eval", "exec", "parse_expr", "sympify", "unsafe_load", "full_load"}
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-SAFE_YAML = {"SafeLoader", "CSafeLoader", "BaseLoader"}
+SAFE_YAML = {"SafeLoader", "CSafeLoader", "BaseLoader", "_Loader"}  # the last one is plain_yaml's, see below
 # Methods of the same names that are something else: model.eval() switches dropout off.
 METHODS = {"eval"}
 
@@ -81,6 +83,12 @@ def test_two_files_execute_and_only_in_a_box() -> None:
     importers = {name: {path for path in FILES if module in everywhere[path]} for name, module in names.items()}
     # A warden is started as a process, and the last is sent as text.
     assert importers == {"inside": {WARDEN}, "warden": set(), "sent": set()}
+
+
+def test_a_loader_of_yaml_of_our_own_makes_plain_values() -> None:
+    assert issubclass(plain_yaml._Loader, yaml.SafeLoader | yaml.CSafeLoader)
+    assert set(plain_yaml._Loader.yaml_constructors) == set(yaml.SafeLoader.yaml_constructors)
+    assert not plain_yaml._Loader.yaml_multi_constructors
 
 
 def test_the_package_evaluates_and_unpickles_nothing() -> None:
