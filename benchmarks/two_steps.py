@@ -106,6 +106,7 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
             "data": _with(config.data, **files, **columns),
             "environment": _with(config.environment, named=named, max_context_tokens=None),
             "rollout": _with(config.rollout, **length),
+            "asynchronous": _with(config.asynchronous, max_running_groups=None, prepared_groups=0),
             "validation": _with(config.validation, every_steps=None, before_training=False),
             "policy": _with(config.policy, **small, **few),
             "critic": _with(config.critic, path=None, **small, **few),
