@@ -94,7 +94,7 @@ class ProductKernels:
             of_weights = packed.data_ptr(), factors.data_ptr(), added.data_ptr()
             sizes, threads = (len(x), inputs, outputs), torch.get_num_threads()
             # Profiles see torch's operations only; telling them takes as long as a product of one row otherwise.
-            with record_function(NAME) if torch.autograd._profiler_enabled() else nullcontext():
+            with record_function(NAME) if torch._C._autograd._profiler_enabled() else nullcontext():
                 self._product(x.data_ptr(), *of_weights, *sizes, y.data_ptr(), threads)
             return y
 
