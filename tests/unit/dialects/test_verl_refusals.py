@@ -870,3 +870,11 @@ def test_a_fork_of_an_old_verl_takes_a_mini_batch_above_its_step(tmp_path, monke
     (tmp_path / "verl/version/version").write_text("0.2.0.post2")
     said = [each.what for each in read_dialect(DIALECT, None, overrides, version="0.4").problems]
     assert not any("more than an iteration has" in what for what in said)
+
+
+@pytest.mark.parametrize("key", ["trainer.nnodes", "trainer.n_gpus_per_node"])
+@pytest.mark.parametrize("number", [0, -2])
+def test_no_machine_and_no_device_is_one_error_about_that_key(key: str, number: int) -> None:
+    """Both make the number of devices, so the other key would be blamed as well."""
+    [problem] = read(f"{key}={number}").problems
+    assert problem.field == key and f"not {number}" in problem.what

@@ -88,8 +88,10 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return str(shell.script)
     shell.read.add(name)
     value = shell.variables.get(name)
-    if isinstance(value, str) and HOLE.search(value) and name in shell.given:
-        return shell.given[name]
+    if isinstance(value, str) and HOLE.search(value):
+        if name in shell.given:
+            return shell.given[name]
+        shell.carriers |= {int(number): name for number in HOLE.findall(value)}
     if isinstance(value, dict):
         if index == "@":
             return list(value.values())

@@ -14,7 +14,7 @@ from posttrain.errors import ConfigError, Problem
 # A comment between backticks holds a remark between two continued lines; it expands to nothing.
 _REMARK = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
 
-_NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*|\d|#)")
+_NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*|\d|#|\$)")
 # An assignment whose value goes on without a blank: LIST=[a,\
 _LOGICAL = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=[^\s'\"]+\\\n(?:[^\s'\"]+\\\n)*[^\s'\"\\]*$", re.M)
 
@@ -30,8 +30,8 @@ def _parser() -> Any:
 def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
     """Parse a script. Returns: the root of its syntax tree, whose lines are those of the text.
 
-    The grammar (0.25) cuts ``http://$HOST:$PORT`` behind a dollar sign and a word at a continued line, so both are
-    written in a form that it reads: ``${PORT}``, and one line.
+    The grammar (0.25) cuts ``http://$HOST:$PORT`` and ``run_$$`` behind a dollar sign and a word at a continued line, so all
+    are written in a form that it reads: ``${PORT}``, ``${$}``, and one line.
 
     Raises: ConfigError for a quote that is not closed, with its place in ``script``, whose lines begin behind ``offset``.
     """

@@ -10,7 +10,7 @@ import time
 
 from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.limits import MAX_WORDS
-from posttrain.dialects.scripts.state import Shell
+from posttrain.dialects.scripts.state import HOLE, Shell
 
 
 def output_of(shell: Shell, words: list[str]) -> str | None:
@@ -32,7 +32,8 @@ def output_of(shell: Shell, words: list[str]) -> str | None:
         case "realpath" | "readlink" if len(plain) == 1 and (
             rest[0] in ("-f", "-e", "-m") or (name == "realpath" and rest == plain)
         ):
-            return f"{(shell.folder / plain[0]).resolve()}\n"
+            place = shell.folder / plain[0]
+            return f"{os.path.normpath(place) if HOLE.search(str(place)) else place.resolve()}\n"
         case "date" if rest and len(rest) == 1 and re.fullmatch(r"\+(%[YmdHMSsyjBbAaFTp%]|[^%])*", rest[0]):
             return time.strftime(rest[0][1:]) + "\n"
         case "expr":

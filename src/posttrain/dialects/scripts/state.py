@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os.path import normpath
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Shell:
     within: list[Path] = field(default_factory=list)  # the scripts that called this one
     given: dict[str, str] = field(default_factory=dict)  # --set NAME=VALUE, for values that the script leaves open
     read: set[str] = field(default_factory=set)  # names of the parameters that were expanded
+    carriers: dict[int, str] = field(default_factory=dict)  # the variable that last carried a hole, by the hole's number
     # A guard is a branch that ends the script, such as `if [ $# -lt 2 ]; then exit 1; fi`.
     passes_guards: bool = False  # read on behind them
     guards: list[str] = field(default_factory=list)  # the file and line of those that were passed
@@ -135,7 +136,12 @@ class Shell:
         return None if any(not hole.unset for hole in found) else HOLE.sub("", text)
 
     def holes_of(self, text: str) -> list[Hole]:
-        return [self.holes[int(number)] for number in HOLE.findall(text)]
+        return [self._with_carrier(int(number)) for number in HOLE.findall(text)]
+
+    def _with_carrier(self, number: int) -> Hole:
+        """A hole, whose fix names the variable that carries it: ``--set`` gives that one a value."""
+        hole, carrier = self.holes[number], self.carriers.get(number)
+        return hole if hole.unset or carrier is None else replace(hole, fix=f"--set {carrier}=VALUE, or {hole.fix}")
 
 
 def new_shell(

@@ -395,3 +395,26 @@ def test_a_pattern_in_a_folder_that_a_program_names_is_no_crash(tmp_path: Path) 
 
 def test_a_number_of_the_process_is_that_of_the_reader(tmp_path: Path) -> None:
     assert words(tmp_path, CALL + 'trainer.experiment_name="run_$$"') == [f"trainer.experiment_name=run_{os.getpid()}"]
+
+
+@pytest.mark.parametrize("text", ["run_$$", "$$_run", "a/$$/b-$$", "$$"])
+def test_a_number_of_the_process_needs_no_quotes(tmp_path: Path, text: str) -> None:
+    expected = f"trainer.experiment_name={text.replace('$$', str(os.getpid()))}"
+    assert words(tmp_path, CALL + f"trainer.experiment_name={text}") == [expected]
+    assert words(tmp_path, f"NAME={text}\n" + CALL + "trainer.experiment_name=$NAME") == [expected]
+
+
+def test_a_real_path_of_an_unknown_folder_is_no_crash(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text('ROOT="$(readlink -f "$(conda info)/bin")"\n' + CALL + "data.seed=1\n", encoding="utf-8")
+    assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("data.seed=1",)
+
+
+def test_a_number_that_a_program_computes_is_asked_for_by_its_variable(tmp_path: Path) -> None:
+    text = "ROWS=$(wc -l < rows.txt)\nSTEPS=$((ROWS * 3))\n" + CALL + "trainer.total_training_steps=$STEPS\n"
+    with pytest.raises(ConfigError, match="--set STEPS=VALUE, or write its value into the script"):
+        words(tmp_path, text)
+    script = tmp_path / "given.sh"
+    script.write_text(text, encoding="utf-8")
+    read = read_script(str(script), (), {}, folder=tmp_path, given={"STEPS": "12"})
+    assert read.arguments == ("trainer.total_training_steps=12",)
