@@ -8,7 +8,7 @@ compute something else than its author's.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
@@ -57,11 +57,18 @@ class Settled:
     counts: tuple[Own, ...] = ()  # dropped keys that say how many
 
 
-def settle(keys: Sequence[Own], known: Known, named: Sequence[str], *, drop: bool) -> Settled:
+def settle(
+    keys: Sequence[Own],
+    known: Known,
+    named: Sequence[str],
+    *,
+    drop: bool,
+    holds: Callable[[str, Any], bool] = lambda key, value: False,
+) -> Settled:
     """Drop the keys that may be dropped, and report the others together.
 
     Args: ``named`` holds the words of ``posttrain.own_keys``: keys, or sections with all that is in them; ``drop`` is
-        ``--drop-unknown``.
+        ``--drop-unknown``; ``holds`` tells whether a known key has a value.
     """
     ignored, problems, unsupported = [], [], []
     droppable = [own.key for own in keys if not is_named(own.key, named) and not known.guess(own.key)]
@@ -72,13 +79,15 @@ def settle(keys: Sequence[Own], known: Known, named: Sequence[str], *, drop: boo
             ignored.append(_dropped(own, known, "named in posttrain.own_keys"))
         elif not drop:
             problems.append(Problem(what, fix=fix, where=own.where, field=own.key))
-        elif guess and own.value is not None and _looks_misspelt(own.key, guess):
+        elif guess and own.value is not None and looks_misspelt(own.key, guess):
             fix = f"{GUESS} {guess}? If it is yours, name it: {_naming([own.key])}"
             problems.append(Problem(what, fix=fix, where=own.where, field=own.key))
         else:
             like = f", although {guess} is like it" if guess else ""
             ignored.append(_dropped(own, known, f"--drop-unknown{like}"))
-            if about_a_number(own):
+            theirs = known.ledger.words_of_forks.get(own.key)
+            says_the_same = theirs is not None and holds(theirs, own.value)
+            if about_a_number(own) and not says_the_same:
                 unsupported.append(_to_confirm(own, known))
     if problems and not drop:
         problems = _with_the_way_on(problems, droppable)
@@ -123,7 +132,7 @@ def _naming(keys: Sequence[str]) -> str:
     return f"+{OWN_KEYS}=[{','.join(keys)}]"
 
 
-def _looks_misspelt(key: str, guess: str) -> bool:
+def looks_misspelt(key: str, guess: str) -> bool:
     section, _, leaf = key.rpartition(".")
     other_section, _, other = guess.rpartition(".")
     return section == other_section and SequenceMatcher(None, leaf, other, autojunk=False).ratio() >= MISSPELT
@@ -132,7 +141,7 @@ def _looks_misspelt(key: str, guess: str) -> bool:
 def drops_any_value(key: str, known: Known) -> bool:
     """Return True for a key that no version has, that is no misspelling of one, and whose name speaks of no number."""
     guess = known.guess(key)
-    return known.is_own(key) and not (guess and _looks_misspelt(key, guess)) and NUMBERS.isdisjoint(_words(key))
+    return known.is_own(key) and not (guess and looks_misspelt(key, guess)) and NUMBERS.isdisjoint(_words(key))
 
 
 def about_a_number(own: Own) -> bool:

@@ -47,9 +47,12 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 class Reader:
     """The written values, key by key, for the rules of a dialect; collects what the rules report."""
 
-    def __init__(self, ledger: Ledger, composed: Composed, *, skip_files: bool = False, here: bool = False):
+    def __init__(
+        self, ledger: Ledger, composed: Composed, *, skip_files: bool = False, here: bool = False, drops: bool = False
+    ):
         self.ledger = ledger
         self.skip_files, self.here = skip_files, here  # files need not exist; one device is taken in the end
+        self.drops = drops  # words of the user's own are left out
         self.values = composed.values
         self.sources = composed.sources
         self.problems: list[Problem] = list(composed.problems)

@@ -70,7 +70,7 @@ def read_dialect(
     )
     composed = dialect.renamed(composed)
     plug_in_named(ledger, composed.values)
-    reader = Reader(ledger, composed, skip_files=skip_files, here=here)
+    reader = Reader(ledger, composed, skip_files=skip_files, here=here, drops=drop_unknown)
     reject_sections(reader)
     _look_at_every_key(dialect, reader, known, here=here)
     settled = _settle_own_keys(reader, known, drop=drop_unknown)
@@ -202,7 +202,11 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     """Handle all keys of the user's own together."""
     read = read_by_own(reader) | _read_from_files(reader)
     own = sorted((one for one in reader.own if one.key not in read), key=lambda one: reader.order(one.key))
-    settled = settle(own, known, reader.own_keys, drop=drop)
+
+    def holds(key: str, value: Any) -> bool:
+        return reader.ledger.find(key) is not None and same(reader[key], value)
+
+    settled = settle(own, known, reader.own_keys, drop=drop, holds=holds)
     reader.ignored += settled.ignored
     reader.problems += settled.problems
     reader.unsupported += settled.unsupported

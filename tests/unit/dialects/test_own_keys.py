@@ -401,3 +401,11 @@ def test_a_misspelt_true_is_true_and_a_misspelt_false_is_refused() -> None:
     loaded = read("trainer.val_before_train=ture")
     assert not loaded.problems and any("'ture', a misspelling, and is read as true" in text for text in loaded.warnings)
     assert "must be bool, not 'flase'" in read("trainer.val_before_train=flase").problems[0].what
+
+
+def test_a_word_of_a_fork_that_says_what_verls_own_key_says_needs_no_name() -> None:
+    """n_agent=1 beside n=1: without it the run is the same. n_agent=5 is another run."""
+    dropped = read(f"+{R}.n_agent=1", drop=True)
+    assert dropped.unsupported == () and any(one.key == f"{R}.n_agent" for one in dropped.ignored)
+    assert read(f"+{R}.n_agent=5", f"{R}.n=5", drop=True).unsupported == ()
+    assert len(read(f"+{R}.n_agent=5", f"{R}.n=4", drop=True).unsupported) == 1

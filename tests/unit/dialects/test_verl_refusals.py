@@ -878,3 +878,14 @@ def test_no_machine_and_no_device_is_one_error_about_that_key(key: str, number: 
     """Both make the number of devices, so the other key would be blamed as well."""
     [problem] = read(f"{key}={number}").problems
     assert problem.field == key and f"not {number}" in problem.what
+
+
+def test_a_tracker_of_ones_own_is_dropped_and_a_misspelt_one_is_not() -> None:
+    board = "trainer.logger=[console,rl_board]"
+    [problem] = read(board).problems
+    assert problem.field == "trainer.logger" and "--drop-unknown" in problem.fix
+    dropped = read_dialect(DIALECT, None, [*BASE, board], drop_unknown=True)
+    assert dropped.problems == () and list(dropped.config.tracking.trackers) == ["console"]
+    assert any("rl_board is a tracker of yours" in warning for warning in dropped.warnings)
+    [problem] = read_dialect(DIALECT, None, [*BASE, "trainer.logger=[console,wandbb]"], drop_unknown=True).problems
+    assert "did you mean wandb?" in problem.fix

@@ -189,7 +189,7 @@ def _launch(
             notes.append(f"{key} is 1, for the one device of --here: {holes[0].what}")
             word = f"{word.partition('=')[0]}=1"
         elif holes and key and all(hole.name for hole in holes) and takes_names(trainer.dialect, key):
-            word = HOLE.sub(lambda mark: shell.holes[int(mark[1])].name, word)
+            word = HOLE.sub(lambda mark: shell.hole_of(int(mark[1])).name, word)
             notes += [f"{hole.what}; the run needs it, and {hole.name} stands for it" for hole in holes]
         words.append(word)
     problems = list(

@@ -25,7 +25,10 @@ from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 from posttrain.verl_functions import find
 
 # Commands that may name a program without starting it
-_SHOWS = ("echo", "printf", "cat", "ls", "cp", "mkdir", "pkill")
+_SHOWS = {
+    *("echo", "printf", "cat", "head", "tail", "wc", "diff", "grep", "egrep", "sed", "awk", "test", "[", "which"),
+    *("ls", "find", "cp", "mv", "ln", "rm", "mkdir", "touch", "chmod", "git", "ps", "pgrep", "pkill", "killall"),
+}
 _COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind))}
 # SkyRL's words for an estimator and a loss by name -> our section of it
 _CHOSEN = {
@@ -42,7 +45,7 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
 
     Args: ``roots`` are folders that a program of the user's own may stand below: the current one, those above the script.
     """
-    if not words or words[0] in _SHOWS:
+    if not words or words[0].rpartition("/")[2] in _SHOWS:
         return None
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:

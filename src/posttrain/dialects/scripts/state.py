@@ -25,13 +25,14 @@ class Hole:
     fix: str
     unset: str = ""  # the variable that is not set, which is empty in a shell
     program: str = ""  # the program whose output it is
+    carrier: str = ""  # the variable that brought it into the word
 
     @property
     def name(self) -> str:
         """The text that may stand for it where any text may stand; "" where none is known."""
         if self.unset.isdigit():
             return f"argument_{self.unset}"
-        return self.unset or (f"output_of_{self.program}" if self.program else "")
+        return self.unset or (f"output_of_{self.program}" if self.program else self.carrier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ class Shell:
     within: list[Path] = field(default_factory=list)  # the scripts that called this one
     given: dict[str, str] = field(default_factory=dict)  # --set NAME=VALUE, for values that the script leaves open
     read: set[str] = field(default_factory=set)  # names of the parameters that were expanded
-    carriers: dict[int, str] = field(default_factory=dict)  # the variable that last carried a hole, by the hole's number
+    carriers: dict[int, str] = field(
+        default_factory=dict
+    )  # the variable that last carried a hole, by the hole's number
     # A guard is a branch that ends the script, such as `if [ $# -lt 2 ]; then exit 1; fi`.
     passes_guards: bool = False  # read on behind them
     guards: list[str] = field(default_factory=list)  # the file and line of those that were passed
@@ -136,12 +139,14 @@ class Shell:
         return None if any(not hole.unset for hole in found) else HOLE.sub("", text)
 
     def holes_of(self, text: str) -> list[Hole]:
-        return [self._with_carrier(int(number)) for number in HOLE.findall(text)]
+        return [self.hole_of(int(number)) for number in HOLE.findall(text)]
 
-    def _with_carrier(self, number: int) -> Hole:
-        """A hole, whose fix names the variable that carries it: ``--set`` gives that one a value."""
+    def hole_of(self, number: int) -> Hole:
+        """A hole by its number. Its fix names the variable that carries it: ``--set`` gives that one a value."""
         hole, carrier = self.holes[number], self.carriers.get(number)
-        return hole if hole.unset or carrier is None else replace(hole, fix=f"--set {carrier}=VALUE, or {hole.fix}")
+        if hole.unset or carrier is None:
+            return hole
+        return replace(hole, carrier=carrier, fix=f"--set {carrier}=VALUE, or {hole.fix}")
 
 
 def new_shell(

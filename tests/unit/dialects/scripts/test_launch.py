@@ -418,3 +418,19 @@ def test_a_number_that_a_program_computes_is_asked_for_by_its_variable(tmp_path:
     script.write_text(text, encoding="utf-8")
     read = read_script(str(script), (), {}, folder=tmp_path, given={"STEPS": "12"})
     assert read.arguments == ("trainer.total_training_steps=12",)
+
+
+@pytest.mark.parametrize("look", ["pgrep -af verl.trainer.main_ppo", "/bin/ps -C verl.trainer.main_ppo"])
+def test_a_command_that_looks_for_a_trainer_starts_none(tmp_path: Path, look: str) -> None:
+    assert words(tmp_path, f"if {look} >/dev/null; then exit 1; fi\n" + CALL + "data.seed=1") == ["data.seed=1"]
+
+
+def test_a_path_that_a_condition_decides_is_called_by_its_variable_where_files_are_skipped(tmp_path: Path) -> None:
+    text = "MODEL=small\nif nvidia-smi; then MODEL=big; fi\n" + CALL + "actor_rollout_ref.model.path=$MODEL\n"
+    with pytest.raises(ConfigError, match="--set MODEL=VALUE"):
+        words(tmp_path, text)
+    script = tmp_path / "skipped.sh"
+    script.write_text(text, encoding="utf-8")
+    read = read_script(str(script), (), {}, folder=tmp_path, takes_names=lambda dialect, key: True)
+    assert read.arguments == ("actor_rollout_ref.model.path=MODEL",)
+    assert any("MODEL stands for it" in note for note in read.notes)

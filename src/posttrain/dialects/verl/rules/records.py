@@ -7,12 +7,14 @@ from typing import Any
 
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.metric_names import tracking
+from posttrain.dialects.own_keys import looks_misspelt
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
 from posttrain.dialects.verl.strategies import MEGATRON, OTHERS
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import nearest
+from posttrain.registry import TRACKERS
 
 _UNKNOWN_HERE = ("vemlp_wandb", "clearml", "trackio")  # verl's trackers that no version of this program names
 _PRECISIONS = {
@@ -217,12 +219,27 @@ def trackers(keys: Reader) -> dict[str, Any]:
     for name in [given] if isinstance(given, str) else given:
         if name in _UNKNOWN_HERE:
             keys.plan_only(f"the tracker {name} is planned", key="trainer.logger", fix="leave it out")
-        elif name != "file":  # metrics.jsonl is written in any case
+        elif name == "tracking" or name in TRACKERS.names():
             names.append("wandb" if name == "tracking" else name)
+        elif name != "file":  # metrics.jsonl is written in any case
+            _own_tracker(keys, name)
     older = get(keys, "trainer.val_generations_to_log_to_wandb", 0)
     return tracking(names, "verl") | {
         "tracking.validation_samples": get(keys, "trainer.log_val_generations", 0) or older or 0
     }
+
+
+def _own_tracker(keys: Reader, name: str) -> None:
+    """Leave a tracker of the user's own out with --drop-unknown, and reject it, like a misspelt one, without."""
+    known = sorted({*TRACKERS.names(), *_UNKNOWN_HERE, "file", "tracking"})
+    near = nearest(name, known)
+    if keys.drops and not (near and looks_misspelt(name, near)):
+        keys.warn(f"trainer.logger: {name} is a tracker of yours, not verl's, and is dropped (--drop-unknown)")
+        return
+    what = f"there is no tracker called {name!r} (known: {', '.join(known)})"
+    fix = "--drop-unknown leaves out a tracker of your own"
+    fix = f"did you mean {near}? If not, {fix}" if near else f"leave it out; {fix}"
+    keys.problem(what, key="trainer.logger", fix=fix)
 
 
 def resume(keys: Reader) -> dict[str, Any]:
