@@ -28,6 +28,7 @@ from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.hub import restored
 from posttrain.models.attention import KNOWN, NAME, register_attention
+from posttrain.models.experts import multiply_any_width
 from posttrain.models.rope import KEYS as ROPE_KEYS
 from posttrain.models.rope import has_rope, override_rope, rope_for_servers
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
@@ -217,6 +218,7 @@ def load_causal_lm(
                 field=field,
             )
         )
+    multiply_any_width(model)
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
     return model.eval()
 

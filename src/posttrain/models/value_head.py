@@ -29,6 +29,7 @@ from posttrain.errors import ModelError, Problem
 from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.weight_names import OF_A_HEAD, SCORE_HEAD, score_head_in
 from posttrain.models.attention import KNOWN, NAME, register_attention
+from posttrain.models.experts import multiply_any_width
 from posttrain.models.head import states_at
 from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
 from posttrain.models.vision import reads_images
@@ -107,6 +108,7 @@ def load_value_model(
         for name, weight in head.named_parameters():
             if f"{head_name}.{name}" in missing:  # filled with random numbers by transformers
                 weight.zero_()
+    multiply_any_width(model)
     cast(Any, model).to(torch.device(device))  # transformers hides the method's type
     head.float()
     return model.eval()

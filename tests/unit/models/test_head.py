@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.algos.fused_scoring import score_logits, score_tokens
+from posttrain.errors import ModelError
 from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.packed_attention import packed_layout
@@ -32,19 +33,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], HeadForm]] = {
 }
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+
+
 def make_model(folder: Path, family: str, dtype: torch.dtype = torch.float32, **options: Any) -> PreTrainedModel:
     config = AutoConfig.for_model(
         family,
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-        **options,
+        **SIZES | options,
     )
     model = AutoModelForCausalLM.from_config(config)
     draw_weights(model, 0)
@@ -160,6 +158,27 @@ def test_cap_that_the_configuration_does_not_name_is_unknown(tmp_path: Path) -> 
             return 30 * torch.tanh(logits / 30)
 
     assert head_form(Capped(make_model(tmp_path, "llama"))) == "it transforms its logits in an unknown way"  # type: ignore[arg-type]
+
+
+def test_a_model_whose_packed_sequences_change_each_other_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path, "llama")
+    mixed = model.base_model.layers[0].register_forward_hook(
+        lambda module, given, states: states + states.mean(1, keepdim=True)
+    )
+    with pytest.raises(
+        ModelError, match=f"LlamaForCausalLM at {tmp_path} computes a sequence otherwise when another one is pack"
+    ):
+        head_form(model)
+    mixed.remove()
+    assert head_form(model) == HeadForm()
+
+
+def test_a_model_that_its_own_code_cannot_run_is_refused(tmp_path: Path) -> None:
+    """The rotation of positions is that of pairs: a head of 5 numbers has half a pair too many."""
+    with pytest.raises(
+        ModelError, match=r"Qwen2ForCausalLM at .* cannot compute a few tokens: RuntimeError: The size of tensor"
+    ):
+        head_form(make_model(tmp_path, "qwen2", hidden_size=20))
 
 
 def test_states_that_several_ask_for_have_the_same_gradient_every_time() -> None:

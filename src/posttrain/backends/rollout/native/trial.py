@@ -13,25 +13,29 @@ from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Attend, Decoder, unknown_parts
 from posttrain.backends.rollout.native.kernels import PassKernels
 from posttrain.backends.rollout.native.parts import router_of
-from posttrain.models.attention import CachedRows
-from posttrain.models.head import HeadForm, head_form
+from posttrain.errors import ModelError, Problem
+from posttrain.models.attention import KNOWN, CachedRows
+from posttrain.models.head import HeadForm, head_form, named, refused_if_it_fails
 from posttrain.models.packed_attention import packed_layout
 
 PROMPT = 5  # tokens
 # Allowed difference of a layer's contribution: the same products, summed in another order. Seen: 1e-6 and 0.012.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+LOOSE = 0.3  # that of the logits, where rounding may choose other experts
 
 
 @torch.inference_mode()
 def fast_pass(model: PreTrainedModel, kernels: PassKernels | None = None) -> tuple[Decoder, HeadForm] | str:
     """Test the fast pass on ``model``. Returns: the pass, without weights yet, and the form of the head; or why it cannot be
-    used. The kernels are left out where the pass is correct only without them, or they cannot be run: its ``unused_kernels`` says
-    why."""
-    reason = unknown_parts(model)
-    if reason:
-        return reason
-    form = head_form(model)
+    used, and the model's own modules are. The kernels are left out where the pass is correct only without them, or they cannot be
+    run: its ``unused_kernels`` says why.
+
+    Raises: ModelError for a model that cannot be sampled from either way.
+    """
+    form = unknown_parts(model) or head_form(model)
     if isinstance(form, str):
+        with refused_if_it_fails(model):
+            _check_modules(model)
         return form
     unused = ""
     for chosen in dict.fromkeys((kernels, None)):
@@ -41,7 +45,8 @@ def fast_pass(model: PreTrainedModel, kernels: PassKernels | None = None) -> tup
                 reason = _difference(model, decoder)
         except Exception as error:  # a compiler that is missing, or a device that is too small, as Triton reports it
             if chosen is None:
-                raise
+                with refused_if_it_fails(model):
+                    raise
             unused = f"they cannot be run ({' '.join(str(error).split())[:200]})"
             continue
         finally:
@@ -50,7 +55,42 @@ def fast_pass(model: PreTrainedModel, kernels: PassKernels | None = None) -> tup
             decoder.unused_kernels = unused
             return decoder, form
         unused = "their results differ here"
+    with refused_if_it_fails(model):
+        _check_modules(model)
     return reason
+
+
+def _check_modules(model: PreTrainedModel) -> None:
+    """Check that a token after a prompt has the logits that it has in a pass over both, with the model's own modules.
+
+    Raises: ModelError for a model that keeps more than keys and values of earlier tokens, or looks at later ones.
+    """
+    tokens, places = _probe(model)
+    inputs = {"input_ids": tokens[None], "position_ids": places[None]}
+    whole = model(**inputs, attention_layout=packed_layout([PROMPT + 1], model.device), use_cache=False).logits[0]
+    cache = KeyValueCache.of(model)
+    cache.prefilling([(0, PROMPT, 0, 0)])
+    before = model(
+        input_ids=tokens[None, :-1],
+        position_ids=places[None, :-1],
+        past_key_values=cache,
+        attention_layout=packed_layout([PROMPT], model.device),
+        use_cache=False,
+    ).logits[0]
+    cache.decoding([0], [PROMPT], [0])
+    after = logits_by_modules(model, tokens[-1:], places[-1:], cache, CachedRows(cache))
+    parts = torch.cat([before, after]).float()
+    apart = float(((parts - whole.float()).norm(dim=1) / whole.float().norm(dim=1)).max())
+    if not apart <= LOOSE:
+        what = f"{named(model)} gives a token after a cached prompt other logits than in a pass over both ({apart:.1g} apart)"
+        raise ModelError(Problem(what, fix=KNOWN))
+
+
+def _probe(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Return a few tokens from all over the vocabulary, and their positions, [PROMPT + 1] int64."""
+    vocabulary: int = model.config.get_text_config().vocab_size
+    tokens = torch.arange(1, PROMPT + 2, device=model.device) * (vocabulary // (PROMPT + 2))
+    return tokens, torch.arange(PROMPT + 1, device=model.device)
 
 
 def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
@@ -58,9 +98,7 @@ def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
 
     The model's pass is observed for the scaling and window of each layer's attention, which are set in the decoder.
     """
-    vocabulary: int = model.config.get_text_config().vocab_size
-    tokens = torch.arange(1, PROMPT + 2, device=model.device) * (vocabulary // (PROMPT + 2))
-    places = torch.arange(PROMPT + 1, device=model.device)
+    tokens, places = _probe(model)
     cache, own_cache = KeyValueCache.of(model), KeyValueCache.of(model)
     cache.prefilling([(0, PROMPT, 0, 0)])
     own_cache.prefilling([(0, PROMPT, 0, 0)])

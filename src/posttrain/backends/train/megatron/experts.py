@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear, silu
 
+from posttrain.models.experts import takes_grouped_products
 from posttrain.plan.engines.megatron.experts import ExpertSettings
 from posttrain.plan.experts import ExpertLayers
 
@@ -74,7 +75,7 @@ class Experts(nn.Module):
         super().__init__()
         assert config.moe_ffn_hidden_size is not None
         width = config.moe_ffn_hidden_size // parallel_state.get_expert_tensor_parallel_world_size()
-        self.grouped = bool(config.moe_grouped_gemm)
+        self.grouped = config.moe_grouped_gemm and takes_grouped_products(config.hidden_size, width)
         self.gate_up = nn.Parameter(torch.empty(count, 2 * width, config.hidden_size, dtype=config.params_dtype))
         self.down = nn.Parameter(torch.empty(count, config.hidden_size, width, dtype=config.params_dtype))
 

@@ -169,7 +169,9 @@ class CountingModel:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        sizes = SimpleNamespace(num_attention_heads=1, num_key_value_heads=1, head_dim=1, num_hidden_layers=1)
+        sizes = SimpleNamespace(
+            num_attention_heads=1, num_key_value_heads=1, head_dim=1, num_hidden_layers=1, vocab_size=259
+        )
         self.config = SimpleNamespace(get_text_config=lambda: sizes, eos_token_id=None)
         self.generation_config = SimpleNamespace(eos_token_id=TURN_END)
         self.prefilled: list[list[int]] = []
@@ -181,10 +183,9 @@ class CountingModel:
         logits_to_keep: Tensor | None = None,
         **unused: object,
     ) -> SimpleNamespace:
-        if isinstance(attention_layout, CachedRows):
+        if isinstance(attention_layout, CachedRows) or logits_to_keep is None:  # None: in the trial at the start
             newest = input_ids
         else:
-            assert logits_to_keep is not None
             self.prefilled.append(input_ids[0].tolist())
             newest = input_ids[:, logits_to_keep]
         return SimpleNamespace(logits=50.0 * torch.nn.functional.one_hot((newest + 1) % 259, 259).float())

@@ -32,7 +32,9 @@ class CountingModel:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        sizes = SimpleNamespace(num_attention_heads=1, num_key_value_heads=1, head_dim=1, num_hidden_layers=1)
+        sizes = SimpleNamespace(
+            num_attention_heads=1, num_key_value_heads=1, head_dim=1, num_hidden_layers=1, vocab_size=259
+        )
         self.config = SimpleNamespace(get_text_config=lambda: sizes, eos_token_id=None)
         self.generation_config = SimpleNamespace(eos_token_id=None)
         self.prefilled: list[bytes] = []
@@ -41,6 +43,8 @@ class CountingModel:
     def __call__(self, input_ids: Tensor, attention_layout: object, logits_to_keep: Any = None, **unused: Any) -> Any:
         if isinstance(attention_layout, CachedRows):
             self.decoded.append(len(input_ids))
+            newest = input_ids
+        elif logits_to_keep is None:  # in the trial at the start
             newest = input_ids
         else:
             self.prefilled.append(bytes(input_ids[0].tolist()))
@@ -51,6 +55,7 @@ class CountingModel:
 def counting(slots: int = 4) -> tuple[CountingModel, NativeEngine]:
     model = CountingModel()
     engine = NativeEngine(model, tiny_tokenizer(), max_concurrent_sequences=slots, max_prefill_tokens=100)  # type: ignore[arg-type]
+    model.decoded.clear()  # in the trial at the start
     return model, engine
 
 

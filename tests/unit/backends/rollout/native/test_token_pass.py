@@ -13,6 +13,7 @@ from posttrain.backends.rollout.native import token_pass as token_pass_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
+from posttrain.errors import ModelError
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.packed_attention import continued_layout, packed_layout
 
@@ -296,6 +297,20 @@ def test_model_that_computes_something_else_is_found_out() -> None:
     assert "layer 1 of LlamaForCausalLM gives another result" in token_pass.note
     tokens = torch.randint(0, 64, (PROMPT + STEPS,))
     torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused(family: str) -> None:
+    """A layer that adds the state of the token before, as a convolution does, has none after a cached prompt."""
+    model = build(family, **SIZES_OF.get(family, {}))
+
+    def with_the_token_before(layer: object, given: object, states: torch.Tensor) -> torch.Tensor:
+        between = torch.arange(states.shape[1])[:, None] % 3 > 0  # not over the end of a packed sequence
+        return states + torch.where(between, states.roll(1, dims=1), 0.0)
+
+    model.base_model.layers[0].register_forward_hook(with_the_token_before)
+    with pytest.raises(ModelError, match="gives a token after a cached prompt other logits than in a pass over both"):
+        TokenPass(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
