@@ -148,7 +148,7 @@ def prompts(model: Any, token_pass: TokenPass, sizes: Sequence[tuple[int, ...]],
         parts = [(n * length, (n + 1) * length, n, 0) for n in range(count)]
 
         def fast(inputs: Any = inputs, parts: Any = parts, layout: Any = layout, ends: Any = ends) -> None:
-            cache = KeyValueCache.of(model)
+            cache = token_pass.new_cache()
             cache.prefilling(parts)
             token_pass.prefill(inputs, layout, cache, ends, None)
 
@@ -206,7 +206,7 @@ def few_rows(model: Any, token_pass: TokenPass, counts: Sequence[int], rounds: i
     by_library.decoder.products = KeptProducts(library_product)
     rows = []
     for count in counts:
-        cache = KeyValueCache.of(model)
+        cache = token_pass.new_cache()
         slots = [row // 8 for row in range(count)]
         cache.prefilling([(0, 48, slot, 0) for slot in set(slots)])
         tokens, places = torch.arange(count), torch.full((count,), 148)

@@ -295,7 +295,6 @@ class Native:
         """One pass, with responses of 90 to 159 tokens, with kernels, without, and with weights of eight bits: 41 of each."""
         import torch
 
-        from posttrain.backends.rollout.native.cache import KeyValueCache
         from posttrain.backends.rollout.native.decoder import Decoder
         from posttrain.backends.rollout.native.int8 import int8_products
         from posttrain.backends.rollout.native.kept_products import KeptProducts
@@ -304,9 +303,10 @@ class Native:
         plain, rounded = Decoder(self.model), Decoder(self.model, fast.kernels)
         rounded.products = KeptProducts(int8_products(self.model.dtype, self.model.device)[0])
         decoders = (fast, plain, rounded)
-        cache = KeyValueCache.of(self.model)
+        caches = [decoder.new_cache() for decoder in decoders]
         prompts = [row // SAMPLES for row in range(rows)]
-        cache.prefilling([(0, PROMPT_TOKENS, slot, 0) for slot in set(prompts)])
+        for cache in caches:
+            cache.prefilling([(0, PROMPT_TOKENS, slot, 0) for slot in set(prompts)])
         places = [90 + 7 * row % 70 for row in range(rows)]
         tokens, positions = torch.arange(rows), torch.tensor(places) + PROMPT_TOKENS
         seconds: tuple[list[float], ...] = ([], [], [])
@@ -315,7 +315,7 @@ class Native:
                 decoder.attention_settings = fast.attention_settings
                 decoder.read_weights()
             for _ in range(42):
-                for decoder, of_decoder in zip(decoders, seconds, strict=True):
+                for decoder, cache, of_decoder in zip(decoders, caches, seconds, strict=True):
                     start = time.perf_counter()
                     cache.decoding(prompts, [PROMPT_TOKENS] * rows, places)
                     decoder.head(decoder.step(tokens, positions, cache))

@@ -73,15 +73,41 @@ Lanes rounded(Lanes lanes) {
     return load(stored);
 }
 
-float sum(Lanes lanes) {
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-    return lanes[0];
+// The lanes of the upper half of those that are left, in front.
+template <int HALF>
+inline __attribute__((always_inline)) Lanes upper(Lanes lanes) {
+    Words order;
+    for (int lane = 0; lane < LANES; lane++) order[lane] = (lane + HALF) % LANES;
+    return __builtin_shuffle(lanes, order);
+}
+
+inline __attribute__((always_inline)) float sum(Lanes lanes) {
+    lanes += upper<8>(lanes);
+    lanes += upper<4>(lanes);
+    lanes += upper<2>(lanes);
+    return lanes[0] + lanes[1];
+}
+
+inline __attribute__((always_inline)) float greatest(Lanes lanes) {
+    auto larger = [](Lanes one, Lanes other) { return one > other ? one : other; };
+    lanes = larger(lanes, upper<8>(lanes));
+    lanes = larger(lanes, upper<4>(lanes));
+    lanes = larger(lanes, upper<2>(lanes));
+    return std::max(lanes[0], lanes[1]);
+}
+
+// The lanes from `low` up to `high`, and `other` for the rest.
+inline __attribute__((always_inline)) Lanes between(Lanes lanes, int64_t low, int64_t high, float other) {
+    typedef int32_t Numbers __attribute__((vector_size(4 * LANES)));
+    Numbers lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    Numbers inside = (lane >= int32_t(low)) & (lane < int32_t(high));
+    return inside ? lanes : other - Lanes{};
 }
 
 // e^x to float32's precision, 0 below -87. x = whole ln 2 + rest, and e^rest by the polynomial of Cephes' expf. Adding MAGIC
 // leaves the whole number in the last bits of the sum, from where it is added to the exponent of the result.
-Lanes exponential(Lanes x) {
+inline __attribute__((always_inline)) Lanes exponential(Lanes x) {
     constexpr float LOWEST = -87, HIGHEST = 88, MAGIC = 12582912;
     Lanes high = HIGHEST - Lanes{};
     Lanes bounded = x > HIGHEST ? high : x;
@@ -94,6 +120,6 @@ Lanes exponential(Lanes x) {
     return x < LOWEST ? Lanes{} : result;
 }
 
-Lanes hyperbolic_tangent(Lanes x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
+inline __attribute__((always_inline)) Lanes hyperbolic_tangent(Lanes x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
 
 }  // namespace

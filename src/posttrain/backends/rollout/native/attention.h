@@ -4,7 +4,7 @@
 // at multiples of CHUNK, and every sum has the same order whatever else is in a product.
 #pragma once
 
-#include "lanes.h"
+#include "form.h"
 
 namespace {
 
@@ -12,91 +12,161 @@ constexpr int64_t CHUNK = 512;  // keys: theirs and their values' numbers fit in
 #define ALL_AT_ONCE _Pragma("GCC unroll 8")  // or the sums of a product would not be in registers
 constexpr int TALL = 6, BROAD = 4;  // rows and LANES of a product that are in registers at a time
 
-// Left factors of products whose right factors are T. Two rows of bfloat16 are multiplied at once where the processor can.
+// Keys [dim][room] and values [room][dim] of a prompt, as torch's products take them.
+template <class T>
+struct Flat {
+    const T *keys, *values;
+    int64_t room, dim;
+
+    // sums[row][column] += the sum over the depth of left[row][k] * right[k][column], for WIDE * LANES columns
+    template <int ROWS, int WIDE, class Factor>
+    static inline __attribute__((always_inline)) void multiply(
+        const Factor *left, int64_t left_width, const T *right, int64_t right_width, int64_t depth, Lanes (&sums)[ROWS][WIDE]) {
+        int64_t k = 0;
 #ifdef PAIRS
-template <class T>
-struct Left {
-    typedef T type;
-};
-#else
-template <class T>
-struct Left {
-    typedef float type;
-};
+        if constexpr (std::is_same<T, bfloat16>::value) {
+            const __m512i low = _mm512_load_si512(LOW), high = _mm512_load_si512(HIGH);
+            for (; k + 1 < depth; k += 2)
+                multiply_pair<true>(left + k, left_width, right + k * right_width, right_width, low, high, sums);
+            if (k < depth) multiply_pair<false>(left + k, left_width, right + k * right_width, 0, low, high, sums);
+            return;
+        }
 #endif
-
-// sums[row][column] += the sum over `depth` of left[row][k] * right[k][column]
-template <int ROWS, int WIDE, class T>
-inline __attribute__((always_inline)) void multiply(
-    const float *left, int64_t left_width, const T *right, int64_t right_width, int64_t depth, Lanes (&sums)[ROWS][WIDE]) {
-    for (int64_t k = 0; k < depth; k++) {
-        Lanes columns[WIDE];
-        ALL_AT_ONCE
-        for (int block = 0; block < WIDE; block++) columns[block] = load(right + k * right_width + block * LANES);
-        ALL_AT_ONCE
-        for (int row = 0; row < ROWS; row++)
+        for (; k < depth; k++) {
+            Lanes columns[WIDE];
             ALL_AT_ONCE
-            for (int block = 0; block < WIDE; block++) sums[row][block] += left[row * left_width + k] * columns[block];
+            for (int block = 0; block < WIDE; block++) columns[block] = load(right + k * right_width + block * LANES);
+            ALL_AT_ONCE
+            for (int row = 0; row < ROWS; row++)
+                ALL_AT_ONCE
+                for (int block = 0; block < WIDE; block++)
+                    sums[row][block] += *(const float *)(left + row * left_width + k) * columns[block];
+        }
     }
-}
 
+    template <int ROWS, int WIDE, class Factor>
+    inline __attribute__((always_inline)) void score(
+        const Factor *queries, int64_t width, int64_t key, Lanes (&sums)[ROWS][WIDE]) const {
+        multiply(queries, width, keys + key, room, dim, sums);
+    }
+
+    template <int ROWS, int WIDE, class Factor>
+    inline __attribute__((always_inline)) void mix(
+        const Factor *weights, int64_t width, int64_t key, int64_t depth, int64_t column, Lanes (&sums)[ROWS][WIDE]) const {
+        multiply(weights, width, values + key * dim + column, dim, depth, sums);
+    }
+
+   private:
 #ifdef PAIRS
-// Orders that let the numbers of two rows alternate: those of 2 * LANES columns become two vectors, LOW and HIGH.
-alignas(64) constexpr uint16_t LOW[] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-alignas(64) constexpr uint16_t HIGH[] = {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-                                         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+    // Orders that let the numbers of two rows alternate: those of 2 * LANES columns become two vectors, LOW and HIGH.
+    alignas(64) static constexpr uint16_t LOW[] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                   8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    alignas(64) static constexpr uint16_t HIGH[] = {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                                    24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
 
-// The products of two rows with the next two numbers of every row on the left, or of the last row alone.
-template <bool TWO, int ROWS, int WIDE>
-inline __attribute__((always_inline)) void multiply_pair(
-    const bfloat16 *left, int64_t left_width, const bfloat16 *first, const bfloat16 *second, __m512i low, __m512i high,
-    Lanes (&sums)[ROWS][WIDE]) {
-    __m512i columns[WIDE];
-    if (WIDE == 1) {
-        __m256i other = TWO ? _mm256_loadu_si256((const __m256i *)second) : _mm256_setzero_si256();
-        __m512i one = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
-        columns[0] = _mm512_permutex2var_epi16(one, low, _mm512_castsi256_si512(other));
-    } else {
+    // The products of two rows with the next two numbers of every row on the left, or of the last row alone.
+    template <bool TWO, int ROWS, int WIDE>
+    static inline __attribute__((always_inline)) void multiply_pair(
+        const bfloat16 *left, int64_t left_width, const bfloat16 *right, int64_t right_width, __m512i low, __m512i high,
+        Lanes (&sums)[ROWS][WIDE]) {
+        __m512i columns[WIDE];
         ALL_AT_ONCE
         for (int block = 0; block + 1 < WIDE; block += 2) {
-            __m512i one = _mm512_loadu_si512(first + block * LANES);
-            __m512i other = TWO ? _mm512_loadu_si512(second + block * LANES) : _mm512_setzero_si512();
+            __m512i one = _mm512_loadu_si512(right + block * LANES);
+            __m512i other = TWO ? _mm512_loadu_si512(right + right_width + block * LANES) : _mm512_setzero_si512();
             columns[block] = _mm512_permutex2var_epi16(one, low, other);
             columns[block + 1] = _mm512_permutex2var_epi16(one, high, other);
         }
-    }
-    ALL_AT_ONCE
-    for (int row = 0; row < ROWS; row++) {
-        uint32_t pair = 0;
-        std::memcpy(&pair, left + row * left_width, TWO ? sizeof pair : sizeof(bfloat16));
-        __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+        if (WIDE % 2) {
+            const bfloat16 *last = right + (WIDE - 1) * LANES;
+            __m256i other = TWO ? _mm256_loadu_si256((const __m256i *)(last + right_width)) : _mm256_setzero_si256();
+            __m512i one = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)last));
+            columns[WIDE - 1] = _mm512_permutex2var_epi16(one, low, _mm512_castsi256_si512(other));
+        }
         ALL_AT_ONCE
-        for (int block = 0; block < WIDE; block++)
-            sums[row][block] = (Lanes)_mm512_dpbf16_ps((__m512)sums[row][block], both, (__m512bh)columns[block]);
+        for (int row = 0; row < ROWS; row++) {
+            uint32_t pair = 0;
+            std::memcpy(&pair, left + row * left_width, TWO ? sizeof pair : sizeof(bfloat16));
+            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            ALL_AT_ONCE
+            for (int block = 0; block < WIDE; block++)
+                sums[row][block] = (Lanes)_mm512_dpbf16_ps((__m512)sums[row][block], both, (__m512bh)columns[block]);
+        }
     }
-}
-
-template <int ROWS, int WIDE>
-inline __attribute__((always_inline)) void multiply(
-    const bfloat16 *left, int64_t left_width, const bfloat16 *right, int64_t right_width, int64_t depth,
-    Lanes (&sums)[ROWS][WIDE]) {
-    const __m512i low = _mm512_load_si512(LOW), high = _mm512_load_si512(HIGH);
-    int64_t k = 0;
-    for (; k + 1 < depth; k += 2, right += 2 * right_width)
-        multiply_pair<true, ROWS, WIDE>(left + k, left_width, right, right + right_width, low, high, sums);
-    if (k < depth) multiply_pair<false, ROWS, WIDE>(left + k, left_width, right, right, low, high, sums);
-}
 #endif
+};
+
+// Keys and values of a response in the order in which they are read: STEP numbers of LANES keys side by side, [room / LANES]
+// [width / STEP][LANES][STEP], and those of STEP tokens, [room / STEP][dim][STEP]. The width is the dim in whole STEPs, with 0
+// behind it; where a token has no successor yet, the numbers beside its own are 0, too.
+template <class T>
+struct Tiled {
+    static constexpr int STEP = Form<T>::STEP;
+    T *keys, *values;
+    int64_t dim, width;
+    const T *next_keys, *next_values;  // of another response, which are fetched meanwhile
+
+    void put(int64_t place, const T *key, const T *value) const {
+        T *of_key = keys + place / LANES * LANES * width + place % LANES * STEP;
+        for (int64_t k = 0; k < width; k += STEP) std::memcpy((void *)(of_key + k * LANES), key + k, STEP * sizeof(T));
+        T *of_value = values + place / STEP * STEP * dim;
+        if constexpr (STEP == 1) {
+            std::memcpy((void *)of_value, value, dim * sizeof(T));
+        } else {
+            uint32_t *pairs = (uint32_t *)of_value;
+            const uint16_t *bits = (const uint16_t *)value;
+            if (place % STEP)
+                for (int64_t i = 0; i < dim; i++) pairs[i] = (pairs[i] & 0xffff) | uint32_t(bits[i]) << 16;
+            else
+                for (int64_t i = 0; i < dim; i++) pairs[i] = bits[i];
+        }
+    }
+
+    template <int ROWS, int WIDE, class Factor>
+    inline __attribute__((always_inline)) void score(
+        const Factor *queries, int64_t queries_width, int64_t key, Lanes (&sums)[ROWS][WIDE]) const {
+        int64_t at = key * width;
+        multiply(queries, queries_width, keys + at, next_keys + at, LANES * width, LANES * STEP, width, sums);
+    }
+
+    template <int ROWS, int WIDE, class Factor>
+    inline __attribute__((always_inline)) void mix(
+        const Factor *weights, int64_t weights_width, int64_t key, int64_t depth, int64_t column,
+        Lanes (&sums)[ROWS][WIDE]) const {
+        int64_t at = key * dim + column * STEP;
+        multiply(weights, weights_width, values + at, next_values + at, LANES * STEP, dim * STEP, depth, sums);
+    }
+
+   private:
+    // Of the right factors, LANES columns lie `apart` numbers from the next ones, and STEP of the depth lie `further`.
+    template <int ROWS, int WIDE, class Factor>
+    static inline __attribute__((always_inline)) void multiply(
+        const Factor *left, int64_t left_width, const T *right, const T *next, int64_t apart, int64_t further, int64_t depth,
+        Lanes (&sums)[ROWS][WIDE]) {
+        for (int64_t k = 0; k < depth; k += STEP, right += further, next += further) {
+            typename Form<T>::Column columns[WIDE];
+            ALL_AT_ONCE
+            for (int block = 0; block < WIDE; block++) {
+                columns[block] = Form<T>::column(right + block * apart);
+                __builtin_prefetch(next + block * apart, 0, 2);
+            }
+            ALL_AT_ONCE
+            for (int row = 0; row < ROWS; row++)
+                ALL_AT_ONCE
+                for (int block = 0; block < WIDE; block++)
+                    sums[row][block] = Form<T>::add(sums[row][block], left + row * left_width + k, columns[block]);
+        }
+    }
+};
 
 // Queries that see parts of the same keys, and what is known of their results.
 template <class T>
 struct Queries {
-    typedef typename Left<T>::type Factor;
+    typedef typename Form<T>::Factor Factor;
 
-    int64_t dim, padded;  // numbers of a head, and in whole LANES
+    int64_t dim, width, padded;  // numbers of a head, and in whole STEPs and LANES
     float scaling, softcap;
-    std::vector<Factor> queries;       // [count][dim]
+    std::vector<Factor> queries;       // [count][width]
     std::vector<int64_t> from, to;     // [count], the keys that each sees
     std::vector<float> most, total;    // [count], the largest score so far, and the sum of the weights
     std::vector<float> sums;           // [count][padded], of weighted values; the last LANES are those that end a head
@@ -105,8 +175,10 @@ struct Queries {
 
     // Scores are products times `of_scores`, and then, for a cap that is not 0, cap * tanh(score / cap).
     void begin(int64_t count, int64_t head_dim, float of_scores, float cap) {
-        dim = head_dim, padded = (dim + LANES - 1) / LANES * LANES, scaling = of_scores, softcap = cap;
-        queries.resize(count * dim);
+        constexpr int STEP = Form<T>::STEP;
+        dim = head_dim, width = (dim + STEP - 1) / STEP * STEP, padded = (dim + LANES - 1) / LANES * LANES;
+        scaling = of_scores, softcap = cap;
+        queries.resize(count * width);
         from.resize(count), to.resize(count);
         most.assign(count, -INFINITY);
         total.assign(count, 0);
@@ -116,26 +188,23 @@ struct Queries {
     }
 
     void put(int64_t row, const T *query) {
-        blocks(dim, [&](int64_t i) { store(load(query + i), queries.data() + row * dim + i); });
+        Factor *to = queries.data() + row * width;
+        if (width > dim) to[dim] = Factor{};
+        blocks(dim, [&](int64_t i) { store(load(query + i), to + i); });
     }
 
-    // Over keys [dim][room] and values [room][dim], for the rows from `first` to `last`.
-    void see(int64_t first, int64_t last, const T *keys, const T *values, int64_t room) {
+    // Over Flat or Tiled keys and values, for the rows from `first` to `last`.
+    template <class Past>
+    void see(int64_t first, int64_t last, const Past &past) {
         if (first == last) return;
         int64_t begin = *std::min_element(from.begin() + first, from.begin() + last) / CHUNK * CHUNK;
         int64_t end = *std::max_element(to.begin() + first, to.begin() + last);
-        for (; begin < end; begin += CHUNK) {
-            for (int64_t row = first; row < last; row += TALL) {
-                switch (std::min<int64_t>(TALL, last - row)) {
-                    case 1: see_chunk<1>(row, begin, keys, values, room); break;
-                    case 2: see_chunk<2>(row, begin, keys, values, room); break;
-                    case 3: see_chunk<3>(row, begin, keys, values, room); break;
-                    case 4: see_chunk<4>(row, begin, keys, values, room); break;
-                    case 5: see_chunk<5>(row, begin, keys, values, room); break;
-                    case TALL: see_chunk<TALL>(row, begin, keys, values, room); break;
-                }
+        int64_t count = last - first, groups = (count + TALL - 1) / TALL;
+        for (; begin < end; begin += CHUNK)
+            for (int64_t group = 0; group < groups; group++) {
+                int64_t row = count * group / groups;
+                see_rows(count * (group + 1) / groups - row, first + row, begin, past);
             }
-        }
     }
 
     void give(int64_t row, T *output) const {
@@ -145,42 +214,56 @@ struct Queries {
     }
 
    private:
-    template <int ROWS>
-    void see_chunk(int64_t row, int64_t begin, const T *keys, const T *values, int64_t room) {
-        int64_t end = std::min(begin + CHUNK, *std::max_element(to.begin() + row, to.begin() + row + ROWS));
-        if (end <= std::max(begin, *std::min_element(from.begin() + row, from.begin() + row + ROWS))) return;
-        int64_t width = (end - begin + LANES - 1) / LANES * LANES, first = 0;
-        // Scores of keys behind the end are left out later: whole blocks cost less than narrow ones.
-        for (; first < width && begin + first + BROAD * LANES <= room; first += BROAD * LANES)
-            score<ROWS, BROAD>(row, keys + begin + first, room, first);
-        for (; first < width; first += LANES) score<ROWS, 1>(row, keys + begin + first, room, first);
-        for (int i = 0; i < ROWS; i++) weigh(row + i, i, begin, width);
-        for (first = 0; first + BROAD * LANES <= dim; first += BROAD * LANES)
-            mix<ROWS, BROAD>(row, values + begin * dim + first, end - begin, first);
-        for (; first < dim; first += LANES)
-            mix<ROWS, 1>(row, values + begin * dim + std::min(first, dim - LANES), end - begin, first);
+    template <int ROWS = TALL, class Past>
+    void see_rows(int64_t rows, int64_t row, int64_t begin, const Past &past) {
+        if constexpr (ROWS > 1)
+            if (rows < ROWS) return see_rows<ROWS - 1>(rows, row, begin, past);
+        see_chunk<ROWS>(row, begin, past);
     }
 
-    template <int ROWS, int WIDE>
-    void score(int64_t row, const T *keys, int64_t room, int64_t first) {
+    template <int ROWS, class Past>
+    void see_chunk(int64_t row, int64_t begin, const Past &past) {
+        int64_t end = std::min(begin + CHUNK, *std::max_element(to.begin() + row, to.begin() + row + ROWS));
+        if (end <= std::max(begin, *std::min_element(from.begin() + row, from.begin() + row + ROWS))) return;
+        // Scores of keys behind the end are left out later: whole LANES cost less than parts.
+        int64_t blocks = (end - begin + LANES - 1) / LANES, block = 0;
+        for (; block + BROAD <= blocks; block += BROAD) score<ROWS, BROAD>(row, past, begin, block);
+        switch (blocks - block) {
+            case 3: score<ROWS, 3>(row, past, begin, block); break;
+            case 2: score<ROWS, 2>(row, past, begin, block); break;
+            case 1: score<ROWS, 1>(row, past, begin, block); break;
+        }
+        for (int i = 0; i < ROWS; i++) weigh(row + i, i, begin, blocks * LANES);
+        int64_t first = 0;
+        for (; first + BROAD * LANES <= dim; first += BROAD * LANES)
+            mix<ROWS, BROAD>(row, past, begin, end - begin, first, first);
+        for (; first + 2 * LANES <= dim; first += 2 * LANES)
+            mix<ROWS, 2>(row, past, begin, end - begin, first, first);
+        for (; first < dim; first += LANES)
+            mix<ROWS, 1>(row, past, begin, end - begin, first, std::min(first, dim - LANES));
+    }
+
+    template <int ROWS, int WIDE, class Past>
+    void score(int64_t row, const Past &past, int64_t begin, int64_t block) {
         Lanes found[ROWS][WIDE] = {};
-        multiply<ROWS, WIDE>(queries.data() + row * dim, dim, keys, room, dim, found);
+        past.score(queries.data() + row * width, width, begin + block * LANES, found);
         ALL_AT_ONCE
         for (int i = 0; i < ROWS; i++)
             ALL_AT_ONCE
-            for (int block = 0; block < WIDE; block++)
-                store(found[i][block] * scaling, scores.data() + i * CHUNK + first + block * LANES);
+            for (int next = 0; next < WIDE; next++)
+                store(found[i][next] * scaling, scores.data() + i * CHUNK + (block + next) * LANES);
     }
 
-    template <int ROWS, int WIDE>
-    void mix(int64_t row, const T *values, int64_t depth, int64_t first) {
+    // The weighted values' numbers from `column` on, whose sums are those from `first` on.
+    template <int ROWS, int WIDE, class Past>
+    void mix(int64_t row, const Past &past, int64_t begin, int64_t depth, int64_t first, int64_t column) {
         Lanes found[ROWS][WIDE];
         float *of_row = sums.data() + row * padded + first;
         ALL_AT_ONCE
         for (int i = 0; i < ROWS; i++)
             ALL_AT_ONCE
             for (int block = 0; block < WIDE; block++) found[i][block] = load(of_row + i * padded + block * LANES);
-        multiply<ROWS, WIDE>(weights.data(), CHUNK, values, dim, depth, found);
+        past.mix(weights.data(), CHUNK, begin, depth, column, found);
         ALL_AT_ONCE
         for (int i = 0; i < ROWS; i++)
             ALL_AT_ONCE
@@ -188,26 +271,23 @@ struct Queries {
     }
 
     // The weights of the row's scores, which are those of line i; what was added up before is corrected for a larger score.
-    void weigh(int64_t row, int i, int64_t begin, int64_t width) {
+    void weigh(int64_t row, int i, int64_t begin, int64_t count) {
         float *line = scores.data() + i * CHUNK;
         Factor *weight = weights.data() + i * CHUNK;
-        int64_t low = std::max<int64_t>(from[row] - begin, 0), high = std::min(to[row] - begin, width);
+        int64_t low = std::max<int64_t>(from[row] - begin, 0), high = std::min(to[row] - begin, count);
         if (high <= low) {
-            std::memset((void *)weight, 0, width * sizeof(Factor));
+            std::memset((void *)weight, 0, count * sizeof(Factor));
             return;
         }
-        if (softcap > 0)
-            for (int64_t k = 0; k < width; k += LANES)
-                store(hyperbolic_tangent(load(line + k) / softcap) * softcap, line + k);
-        std::fill(line, line + low, -INFINITY);
-        std::fill(line + high, line + width, -INFINITY);
-        Lanes largest = load(line);
-        for (int64_t k = LANES; k < width; k += LANES) {
-            Lanes more = load(line + k);
-            largest = more > largest ? more : largest;
+        Lanes largest = -INFINITY - Lanes{};
+        for (int64_t k = 0; k < count; k += LANES) {
+            Lanes some = load(line + k);
+            if (softcap > 0) some = hyperbolic_tangent(some / softcap) * softcap;
+            if (k < low || k + LANES > high) some = between(some, low - k, high - k, -INFINITY);
+            store(some, line + k);
+            largest = some > largest ? some : largest;
         }
-        float now = most[row];
-        for (int lane = 0; lane < LANES; lane++) now = largest[lane] > now ? largest[lane] : now;
+        float now = std::max(most[row], greatest(largest));
         if (now > most[row] && total[row] > 0) {
             float correction = exponential(most[row] - now - Lanes{})[0];
             total[row] *= correction;
@@ -216,7 +296,7 @@ struct Queries {
         }
         most[row] = now;
         Lanes added = {};
-        for (int64_t k = 0; k < width; k += LANES) {
+        for (int64_t k = 0; k < count; k += LANES) {
             Lanes of_keys = exponential(load(line + k) - now);
             added += of_keys;
             store(of_keys, weight + k);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library see
 GROWTH = 1.5  # of the number of slots
 LENGTH_GROWTH = 1.125  # of their length: less, because products include the unused part
 KERNELS_LENGTH_GROWTH = 2.0  # where kernels read what there is
+TILED_LENGTH_GROWTH = 1.5
+TILED_LENGTH = 64  # tokens that they have room for from the start
 LENGTH_UNUSED = 0.25  # largest unused share of a slot's length
 # Largest number of keys of a pass for which plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144).
 FEW_NUMBERS = 1 << 15
@@ -35,16 +38,28 @@ class Slots:
     """
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
-        self.keys = [torch.zeros(0, kv_heads, head_dim, 0, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+        self.kv_heads, self.head_dim = kv_heads, head_dim
+        self.length = 0  # capacity of a slot, tokens
+        shapes = self._shapes(0, 0)
+        self.keys, self.values = (
+            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)] for shape in shapes
+        )
         self.moves = 0  # times that they were allocated again
         self.unused_costs = device.type == "cpu"  # time, in every product
         self._length_growth = LENGTH_GROWTH if self.unused_costs else KERNELS_LENGTH_GROWTH
+        self._first_length = 0  # tokens, where they may be so many
 
-    @property
-    def length(self) -> int:
-        """Capacity of a slot, tokens."""
-        return self.keys[0].shape[3]
+    def _shapes(self, slots: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of a layer's keys and values."""
+        return (slots, self.kv_heads, self.head_dim, length), (slots, self.kv_heads, length, self.head_dim)
+
+    def _beginning(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return the parts of some slots, [..., kv_heads, X, Y] each, that hold their first ``length`` tokens."""
+        return keys[..., :length], values[..., :length, :]
+
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return the first ``length`` keys, [kv_heads, head_dim, length], and values, [kv_heads, length, head_dim], of a slot."""
+        return self._beginning(self.keys[layer][slot], self.values[layer][slot], length)
 
     def make_room(self, slots: int, length: int, *, most_slots: int | None = None, longest: int | None = None) -> None:
         """Grow to at least this many slots of at least this many tokens, with a reserve up to the bounds."""
@@ -52,7 +67,7 @@ class Slots:
         if slots > had_slots:
             slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
         if length > had_length:
-            more = int(self._length_growth * had_length)
+            more = max(int(self._length_growth * had_length), self._first_length)
             length = _round_up(max(length, more if longest is None else min(more, longest)))
         self._resize(max(slots, had_slots), max(length, had_length))
 
@@ -63,31 +78,71 @@ class Slots:
 
     def _resize(self, slots: int, length: int) -> None:
         """Reallocate layer by layer, so that only one layer exists twice."""
-        had_slots, kv_heads, head_dim, had_length = self.keys[0].shape
+        had_slots, had_length = len(self.keys[0]), self.length
         if (slots, length) == (had_slots, had_length):
             return
         self.moves += 1
-        kept = min(length, had_length)
-        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = keys.new_zeros(slots, kv_heads, head_dim, length)
-            self.keys[layer][:had_slots, :, :, :kept] = keys[:, :, :, :kept]
-            self.values[layer] = values.new_zeros(slots, kv_heads, length, head_dim)
-            self.values[layer][:had_slots, :, :kept] = values[:, :, :kept]
+        self.length = length
+        of_keys, of_values = self._shapes(slots, length)
+        for layer, old in enumerate(zip(self.keys, self.values, strict=True)):
+            new = self._allocate(old[0], of_keys), self._allocate(old[1], of_values)
+            kept = min(length, had_length)
+            for to, source in zip(self._beginning(*new, kept), self._beginning(*old, kept), strict=True):
+                to[:had_slots] = source
+            self.keys[layer], self.values[layer] = new
+
+    def _allocate(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return like.new_zeros(shape)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""
         if not length:
             return  # the slot may not have been allocated
         for keys, values in zip(self.keys, self.values, strict=True):
-            keys[target, :, :, :length] = keys[source, :, :, :length]
-            values[target, :, :length] = values[source, :, :length]
+            for stored in self._beginning(keys, values, length):
+                stored[target] = stored[source]
+
+
+class TiledSlots(Slots):
+    """Slots whose numbers lie in the order in which compiled kernels read them, so that they come from memory in one stream.
+
+    Keys are ``[slots, kv_heads, length / LENGTH_STEP, width * LENGTH_STEP]``, where the width is the head_dim in whole steps:
+    ``step`` numbers of the first of LENGTH_STEP keys, of the second, ..., and the next numbers. Values are ``[slots, kv_heads,
+    length / step, head_dim * step]``: the first number of ``step`` tokens, the second, .... Kernels read no unwritten entries.
+    """
+
+    def __init__(
+        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, step: int
+    ):
+        self.step = step
+        super().__init__(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
+        self.unused_costs = False
+        self._length_growth, self._first_length = TILED_LENGTH_GROWTH, TILED_LENGTH
+
+    def _shapes(self, slots: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        width = -(-self.head_dim // self.step) * self.step
+        of_keys = slots, self.kv_heads, length // LENGTH_STEP, width * LENGTH_STEP
+        return of_keys, (slots, self.kv_heads, length // self.step, self.head_dim * self.step)
+
+    def _beginning(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        return keys[..., : -(-length // LENGTH_STEP), :], values[..., : -(-length // self.step), :]
+
+    def _allocate(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return like.new_empty(shape)  # memory that is not written is not taken
+
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        keys, values = self._beginning(self.keys[layer][slot], self.values[layer][slot], length)
+        tiles = keys.reshape(self.kv_heads, keys.shape[1], -1, LENGTH_STEP, self.step)
+        in_rows = tiles.permute(0, 2, 4, 1, 3).reshape(self.kv_heads, -1, keys.shape[1] * LENGTH_STEP)
+        pairs = values.reshape(self.kv_heads, values.shape[1], self.head_dim, self.step).transpose(2, 3)
+        return in_rows[:, : self.head_dim, :length], pairs.reshape(self.kv_heads, -1, self.head_dim)[:, :length]
 
 
 class KeyValueCache:
     """Key/value cache of all layers, in two parts: ``prompts`` and ``responses``.
 
     All samples of a prompt read one copy of its keys and values, as rows of one matrix product. In both parts the active slots
-    come first; the caller moves the last one into a gap.
+    come first; the caller moves the last one into a gap. With a ``tile_step`` responses are in TiledSlots, for kernels only.
 
     Takes the place of a transformers cache: attention layers call ``update``. ``prefilling`` or ``decoding`` announces the rows
     of the next forward pass.
@@ -102,20 +157,22 @@ class KeyValueCache:
         dtype: torch.dtype,
         device: torch.device,
         most_slots: int | None = None,
+        tile_step: int | None = None,
     ):
         self.kv_heads = kv_heads
         self.most_slots = most_slots  # bound of the reserve of slots
         self.longest_response: int | None = None  # bound of the reserve of length; tokens
-        kind = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
-        self.prompts = Slots(**kind, dtype=dtype, device=device)
-        self.responses = Slots(**kind, dtype=dtype, device=device)
+        plain = partial(Slots, layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
+        tiled = partial(TiledSlots, layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
+        self.prompts = plain()
+        self.responses = plain() if tile_step is None else tiled(step=tile_step)
         self._parts: list[tuple[int, int, int, int]] | None = None
         self._copies: list[tuple[int, int, int]] = []
         self.split = 0  # tokens of the announced prefill before its copies are made
         self._rows: dict[int, Tensor] = {}  # by their number: slots and lengths of the rows of a pass
 
     @classmethod
-    def of(cls, model: PreTrainedModel, most_slots: int | None = None) -> KeyValueCache:
+    def of(cls, model: PreTrainedModel, most_slots: int | None = None, tile_step: int | None = None) -> KeyValueCache:
         """Create a cache with the sizes of ``model``."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
@@ -126,6 +183,7 @@ class KeyValueCache:
             dtype=model.dtype,
             device=model.device,
             most_slots=most_slots,
+            tile_step=tile_step,
         )
 
     def prefilling(
@@ -259,9 +317,11 @@ class KeyValueCache:
         """Copy a prompt and the first ``length`` tokens of its response."""
         layers = []
         for layer in range(len(self.prompts.keys)):
-            parts = [(self.prompts, prompt_slot, prompt_len)] + ([(self.responses, slot, length)] if length else [])
-            keys = torch.cat([of.keys[layer][place, :, :, :count] for of, place, count in parts], dim=2)
-            values = torch.cat([of.values[layer][place, :, :count] for of, place, count in parts], dim=1)
+            parts = [self.prompts.read(layer, prompt_slot, prompt_len)]
+            if length:
+                parts.append(self.responses.read(layer, slot, length))
+            keys = torch.cat([of_keys for of_keys, _ in parts], dim=2)
+            values = torch.cat([of_values for _, of_values in parts], dim=1)
             layers.append((keys, values))
         return Past(layers)
 

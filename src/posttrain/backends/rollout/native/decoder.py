@@ -209,6 +209,11 @@ class Decoder:
         """True where attention goes through kernels."""
         return self.kernels is not None and self.head_dim >= self.kernels.narrowest
 
+    def new_cache(self, most_slots: int | None = None) -> KeyValueCache:
+        """Create a cache for these passes."""
+        tile_step = self.kernels.tile_step if self.kernels is not None and self.compiled_attention else None
+        return KeyValueCache.of(self.model, most_slots, tile_step)
+
     @property
     def _prompt_kernels(self) -> Kernels | None:
         """The kernels that attention over prompts goes through; None: operations of torch."""

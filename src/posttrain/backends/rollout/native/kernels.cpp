@@ -65,7 +65,7 @@ void turn(const T *x, const float *cos, const float *sin, int64_t rotated, int64
 
 }  // namespace
 
-// As kernels.py has it.
+// As kernels.py has it. Keys and values of prompts are Flat, those of responses Tiled.
 struct Attention {
     int64_t rows, heads, kv_heads, dim, rotated, window, prompt_room, response_room, query_key_stride, value_stride;
     const int64_t *order, *prompt_slots, *prompt_lens, *places;
@@ -96,11 +96,20 @@ template <class T>
 void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_head) {
     int64_t dim = all.dim, shared = all.heads / all.kv_heads, count = last - first;
     thread_local Queries<T> queries;
-    thread_local std::vector<T> turned;
+    thread_local std::vector<T> turned, rolled;
     queries.begin(count * shared, dim, all.scaling, all.softcap);
-    turned.resize(2 * dim);
-    auto own = [&](void *stored, int64_t row) {
-        return (T *)stored + (row * all.kv_heads + kv_head) * dim * all.response_room;
+    turned.assign(queries.width, T{}), rolled.resize(dim);
+    auto keys_of = [&](int64_t number) {
+        int64_t slot = all.order[first + number] * all.kv_heads + kv_head;
+        return (T *)all.response_keys + slot * all.response_room * queries.width;
+    };
+    auto values_of = [&](int64_t number) {
+        int64_t slot = all.order[first + number] * all.kv_heads + kv_head;
+        return (T *)all.response_values + slot * all.response_room * dim;
+    };
+    auto own = [&](int64_t number) {
+        int64_t next = std::min(number + 1, count - 1);
+        return Tiled<T>{keys_of(number), values_of(number), dim, queries.width, keys_of(next), values_of(next)};
     };
 
     for (int64_t number = 0; number < count; number++) {
@@ -109,26 +118,24 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
         const float *cos = all.cos + row * dim, *sin = all.sin + row * dim;
         for (int64_t head = 0; head < shared; head++) {
             int64_t at = number * shared + head;
-            turn(query_key + (kv_head * shared + head) * dim, cos, sin, all.rotated, dim, turned.data() + dim, turned.data());
+            turn(query_key + (kv_head * shared + head) * dim, cos, sin, all.rotated, dim, rolled.data(), turned.data());
             queries.put(at, turned.data());
             queries.from[at] = all.window > 0 ? std::max<int64_t>(0, prompt_len + place + 1 - all.window) : 0;
             queries.to[at] = prompt_len;
         }
-        turn(query_key + (all.heads + kv_head) * dim, cos, sin, all.rotated, dim, turned.data() + dim, turned.data());
-        T *keys = own(all.response_keys, row), *values = own(all.response_values, row);
-        for (int64_t i = 0; i < dim; i++) keys[i * all.response_room + place] = turned[i];
-        std::memcpy(values + place * dim, (const T *)all.value + row * all.value_stride + kv_head * dim, dim * sizeof(T));
+        turn(query_key + (all.heads + kv_head) * dim, cos, sin, all.rotated, dim, rolled.data(), turned.data());
+        own(number).put(place, turned.data(), (const T *)all.value + row * all.value_stride + kv_head * dim);
     }
     int64_t prompt = (all.prompt_slots[all.order[first]] * all.kv_heads + kv_head) * dim * all.prompt_room;
-    queries.see(0, count * shared, (const T *)all.prompt_keys + prompt, (const T *)all.prompt_values + prompt, all.prompt_room);
+    const T *keys = (const T *)all.prompt_keys + prompt, *values = (const T *)all.prompt_values + prompt;
+    queries.see(0, count * shared, Flat<T>{keys, values, all.prompt_room, dim});
     for (int64_t number = 0; number < count; number++) {
         int64_t row = all.order[first + number];
         for (int64_t at = number * shared; at < (number + 1) * shared; at++) {
             queries.from[at] = std::max<int64_t>(0, queries.from[at] - all.prompt_lens[row]);
             queries.to[at] = all.places[row] + 1;
         }
-        queries.see(number * shared, (number + 1) * shared, own(all.response_keys, row), own(all.response_values, row),
-                    all.response_room);
+        queries.see(number * shared, (number + 1) * shared, own(number));
         T *output = (T *)all.output + (row * all.heads + kv_head * shared) * dim;
         for (int64_t head = 0; head < shared; head++) queries.give(number * shared + head, output + head * dim);
     }
@@ -197,7 +204,7 @@ void attend_tokens(const Prefill &all, int64_t piece, int64_t first, int64_t las
         }
     }
     int64_t slot = (all.slots[piece] * all.kv_heads + kv_head) * dim * all.room;
-    queries.see(0, at, (const T *)all.keys + slot, (const T *)all.values + slot, all.room);
+    queries.see(0, at, Flat<T>{(const T *)all.keys + slot, (const T *)all.values + slot, all.room, dim});
     at = 0;
     for (int64_t row = first; row < last; row++)
         for (int64_t head = 0; head < shared; head++, at++)
@@ -237,7 +244,9 @@ void prefill(const Prefill &all) {
 
 }  // namespace
 
+// NAME's tokens that lie side by side where keys and values are Tiled.
 #define FOR_DTYPE(NAME, T)                                                                                                   \
+    extern "C" int64_t tile_step_##NAME() { return Form<T>::STEP; }                                                          \
     extern "C" void norm_##NAME(                                                                                             \
         const T *x, const T *weight, float eps, int form, int64_t rows, int64_t width, T *y, int threads) {             \
         norm(x, weight, eps, form, rows, width, y, threads);                                                             \

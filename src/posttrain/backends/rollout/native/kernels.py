@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache
+from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache, TiledSlots
 from posttrain.libraries.cpu_kernels.build import compiled_library
 from posttrain.libraries.cpu_kernels.update import NormForm
 
@@ -61,6 +61,7 @@ class PassKernels(Protocol):
 
     dtype: torch.dtype
     narrowest: int  # width that the kernels can compute
+    tile_step: int | None  # of the responses' TiledSlots, where they read those
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps), times the weight in one of the forms.
@@ -99,7 +100,7 @@ class Kernels:
     narrowest = LANES
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
-        assert LENGTH_STEP % LANES == 0  # the capacity of a slot
+        assert LENGTH_STEP == LANES  # tokens of a tile
         self.dtype = dtype
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._norm = getattr(library, f"norm_{DTYPES[dtype]}")
@@ -110,6 +111,9 @@ class Kernels:
         self._attend.argtypes = (ctypes.POINTER(_Attention),)
         self._prefill = getattr(library, f"prefill_{DTYPES[dtype]}")
         self._prefill.argtypes = (ctypes.POINTER(_Prefill),)
+        step = getattr(library, f"tile_step_{DTYPES[dtype]}")
+        step.restype = number
+        self.tile_step = int(step())
         for function in (self._norm, self._gated, self._attend, self._prefill):
             function.restype = None
 
@@ -143,6 +147,7 @@ class Kernels:
         heads = turned - cache.kv_heads
         cos, sin, rotated = turn
         prompts, responses = cache.prompts, cache.responses
+        assert isinstance(responses, TiledSlots) and responses.step == self.tile_step
         output = query_key.new_empty(rows, heads * dim)
         self._attend(
             _Attention(

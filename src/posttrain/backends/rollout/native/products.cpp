@@ -6,7 +6,9 @@
 // while some rows after others are multiplied by it; meanwhile the next tile is fetched, so that reading weights and multiplying
 // take no longer than the slower of the two. packed_products.py says what the arguments are.
 
-#include "lanes.h"
+#include <omp.h>
+
+#include "form.h"
 
 #if defined(PAIRS) && defined(__AVX512VBMI__)
 #define TABLES  // bytes are looked up in tables of 128
@@ -22,35 +24,6 @@ constexpr int64_t SHORT_TILE = 1 << 13;    // bytes, for up to three groups of r
 constexpr int64_t LONG_TILE = 3 << 13;     // bytes; sums are loaded and stored less often
 constexpr int64_t LINE = 64;               // bytes of memory that are fetched at a time
 constexpr int64_t MANY_WEIGHTS = 1 << 17;  // times rows, from where another thread is worth waking
-
-// How numbers T of rows are multiplied: STEP of the depth at a time with as many of every column.
-template <class T>
-struct Form {
-    typedef float Factor;
-    typedef Lanes Column;
-    static constexpr int STEP = 1;
-
-    static Column column(const float *from) { return load(from); }
-
-    static Lanes add(Lanes sum, const float *row, Lanes column) { return sum + *row * column; }
-};
-
-#ifdef PAIRS
-template <>
-struct Form<bfloat16> {
-    typedef bfloat16 Factor;
-    typedef __m512i Column;
-    static constexpr int STEP = 2;
-
-    static Column column(const bfloat16 *from) { return _mm512_loadu_si512(from); }
-
-    static Lanes add(Lanes sum, const bfloat16 *row, __m512i column) {
-        uint32_t pair;
-        std::memcpy(&pair, row, sizeof pair);
-        return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)column);
-    }
-};
-#endif
 
 // Weights that are packed as they are multiplied. Of packed weights, columns() reads STEP numbers of the depth of every column.
 template <class T>
@@ -276,11 +249,18 @@ void product(
     int64_t panels = (columns + PANEL - 1) / PANEL, bands = (rows + BAND - 1) / BAND;
     std::vector<typename Form<T>::Factor> kept;
     const auto *of_rows = factors(x, rows, depth, width, kept);
-#pragma omp parallel for collapse(2) num_threads(threads) if (rows * columns * depth >= MANY_WEIGHTS)
-    for (int64_t band = 0; band < bands; band++)
-        for (int64_t panel = 0; panel < panels; panel++) {
+    int64_t items = bands * panels;  // a band of rows and a panel each
+#pragma omp parallel num_threads(threads) if (rows * columns * depth >= MANY_WEIGHTS)
+    {
+        // Every thread has as many items as any other: those at the ends of its own are divided by their rows.
+        int64_t shares = omp_get_num_threads(), begin = items * omp_get_thread_num(), end = begin + items;
+        for (int64_t item = begin / shares; item * shares < end; item++) {
+            int64_t band = item / panels, panel = item % panels, first = rows * band / bands;
+            int64_t of_band = rows * (band + 1) / bands - first, passed = item * shares;
+            int64_t top = first + of_band * std::max<int64_t>(begin - passed, 0) / shares;
+            int64_t count = first + of_band * std::min(end - passed, shares) / shares - top;
+            if (count == 0) continue;
             alignas(64) float sums[BAND * PANEL];
-            int64_t top = rows * band / bands, count = rows * (band + 1) / bands - top;
             int64_t left = panel * PANEL, there = std::min(PANEL, columns - left);
             sums_of_panel<T, W>(of_rows + top * width, count, width, packed + left * width, sums);
             for (int64_t row = 0; row < count; row++) {
@@ -293,6 +273,7 @@ void product(
                 std::memcpy((void *)(y + (top + row) * columns + left), ends, there * sizeof(T));
             }
         }
+    }
 }
 
 template <class T, class W>

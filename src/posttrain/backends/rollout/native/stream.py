@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.prefill import experts_of_prompts, images_of, plan_prefill, shared_tokens
 from posttrain.backends.rollout.native.responses import (
     UNSCORED,
@@ -89,7 +88,7 @@ class NativeStream:
         self._active: list[Response] = []  # in the order of their slots
         self._held: list[PromptState] = []  # in the order of their slots
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
-        self._cache = KeyValueCache.of(model, most_slots=slots)
+        self._cache = token_pass.new_cache(slots)
         self.passes = 0
         self._submitted = 0  # requests
         self._passed_over = 0  # passes in which requests with free slots waited for others
@@ -167,7 +166,7 @@ class NativeStream:
         self.closed = True
         for held in (self._prompts, self._names, self._waiting, self._active, self._held, self._kept):
             held.clear()
-        self._cache = KeyValueCache.of(self.model)
+        self._cache = self.token_pass.new_cache()
         self._weights.close()
         self._on_close()
 

@@ -101,6 +101,10 @@ class TokenPass:
             if self.decoder is not None:
                 self.decoder.drop_weights()
 
+    def new_cache(self, most_slots: int | None = None) -> KeyValueCache:
+        """Create a cache for these passes, whose reserve has up to ``most_slots`` slots."""
+        return KeyValueCache.of(self.model, most_slots) if self.decoder is None else self.decoder.new_cache(most_slots)
+
     def weights_changed(self) -> None:
         """Free the copies of older weights."""
         if self.decoder is not None:

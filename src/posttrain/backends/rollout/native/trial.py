@@ -99,7 +99,7 @@ def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
     The model's pass is observed for the scaling and window of each layer's attention, which are set in the decoder.
     """
     tokens, places = _probe(model)
-    cache, own_cache = KeyValueCache.of(model), KeyValueCache.of(model)
+    cache, own_cache = KeyValueCache.of(model), decoder.new_cache()
     cache.prefilling([(0, PROMPT, 0, 0)])
     own_cache.prefilling([(0, PROMPT, 0, 0)])
     layout = packed_layout([PROMPT], model.device)

@@ -174,6 +174,7 @@ class TritonKernels:
     """Kernels for CUDA tensors of one dtype. See kernels.PassKernels. Prompts go through torch's own attention."""
 
     narrowest = 1
+    tile_step = None
 
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.backends.rollout.native import cache as cache_module
-from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.cache import KeyValueCache, TiledSlots
 
 KV, SHARED, DIM = 2, 3, 8  # key/value heads, query heads for each, width
 
@@ -102,3 +102,32 @@ def test_room_of_a_long_response_is_given_up_after_it() -> None:
             cache.write(0, key, 2 * key)
     assert torch.equal(cache.responses.keys[0][0, :, :, 49], key[0])
     assert torch.equal(cache.responses.values[0][0, :, 49], 2 * key[0])
+
+
+def test_tiled_slots_by_hand() -> None:
+    """Two tokens side by side, tiles of 16: of token 17 (second tile, second key), number 2 is in the second pair of numbers,
+    whose 16 keys come after 32 numbers, so at 32 + 1 * 2; its value is in pair 8, number 2 at 2 * 2 + 1. It stays when slots
+    grow and move."""
+    slots = TiledSlots(
+        layers=1, kv_heads=1, head_dim=3, dtype=torch.float32, device=torch.device("cpu"), step=2
+    )  # fmt: skip
+    slots.make_room(2, 20, longest=200)
+    assert (slots.length, slots.keys[0].shape, slots.values[0].shape) == (64, (2, 1, 4, 64), (2, 1, 32, 6))
+    for place, number in ((2, 5.0), (3, 6.0), (34, 7.0)):
+        slots.keys[0][1, 0, 1, place] = number
+    for place, number in ((1, 8.0), (3, 9.0), (5, 10.0)):
+        slots.values[0][1, 0, 8, place] = number
+
+    def check(slot: int) -> None:
+        keys, values = slots.read(0, slot, 18)
+        assert (keys.shape, values.shape) == ((1, 3, 18), (1, 18, 3))
+        assert (keys[0, :, 17].tolist(), values[0, 17].tolist()) == ([5.0, 6.0, 7.0], [8.0, 9.0, 10.0])
+
+    check(1)
+    slots.make_room(3, 65, longest=200)
+    assert slots.length == 96
+    check(1)
+    slots.move(1, 0, 18)
+    check(0)
+    slots.trim(18)
+    assert slots.length == 96

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native import NativeEngine, int8
-from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.int8 import int8_products, quantize
 from posttrain.backends.rollout.native.packed_products import Stack
 from posttrain.backends.rollout.native.parts import router_of
@@ -61,7 +60,7 @@ def round_model(model: PreTrainedModel) -> PreTrainedModel:
 @torch.inference_mode()
 def decoded(token_pass: TokenPass) -> torch.Tensor:
     """Logits after every token of TOKENS behind its prompt, [STEPS, vocabulary], by the fast passes alone."""
-    cache, places = KeyValueCache.of(token_pass.model), torch.arange(PROMPT + STEPS)
+    cache, places = token_pass.new_cache(), torch.arange(PROMPT + STEPS)
     with token_pass.holding_weights():
         cache.prefilling([(0, PROMPT, 0, 0)])
         inputs = {"input_ids": TOKENS[None, :PROMPT], "position_ids": places[None, :PROMPT]}

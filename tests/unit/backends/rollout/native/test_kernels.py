@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
-from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache, TiledSlots
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn, load_kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.backends.rollout.native.trial import fast_pass
@@ -117,20 +117,45 @@ def test_what_is_not_a_number_stays_in_its_place(kind: str, dtype: torch.dtype) 
 
 
 def ragged_cache(
-    rows: list[tuple[int, int]], prompt_lens: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    rows: list[tuple[int, int]],
+    prompt_lens: list[int],
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    tile_step: int | None,
 ) -> KeyValueCache:
     """Rows of (prompt, tokens of the response so far), full of random numbers where tokens are and of NaN elsewhere."""
     device = torch.get_default_device()
-    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=device)
+    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=device, tile_step=tile_step)
     cache.prefilling([(0, length, slot, 0) for slot, length in enumerate(prompt_lens)])
     cache.decoding([p for p, _ in rows], [prompt_lens[p] for p, _ in rows], [cached for _, cached in rows])
     parts = ((cache.prompts, prompt_lens), (cache.responses, [cached for _, cached in rows]))
     for slots, lengths in parts:
-        for stored in (slots.keys[0], slots.values[0].transpose(2, 3)):
-            stored.fill_(torch.nan)
-            for slot, length in enumerate(lengths):
+        keys, values = torch.full((2, len(slots.keys[0]), kv_heads, dim, slots.length), torch.nan).to(dtype)
+        for slot, length in enumerate(lengths):
+            for stored in (keys, values):
                 stored[slot, :, :, :length] = torch.randn(kv_heads, dim, length).to(dtype)
+        if isinstance(slots, TiledSlots):
+            keys, values = tiled(keys, slots.step), tiled(values, 1, slots.step)
+        else:
+            values = values.transpose(2, 3)
+        slots.keys[0].copy_(keys)
+        slots.values[0].copy_(values)
     return cache
+
+
+def tiled(numbers: Tensor, step: int, tokens: int | None = None) -> Tensor:
+    """As TiledSlots has [slots, kv_heads, dim, length]: line by line, ``step`` numbers of ``tokens`` (None: LENGTH_STEP) side by
+    side, and 0 where a head is no whole number of steps."""
+    slots, kv_heads, dim, length = numbers.shape
+    tokens = tokens or LENGTH_STEP
+    width = -(-dim // step) * step
+    found = numbers.new_zeros(slots, kv_heads, length // tokens, width * tokens)
+    for token in range(length):
+        for i in range(dim):
+            place = i // step * step * tokens + token % tokens * step + i % step
+            found[:, :, token // tokens, place] = numbers[:, :, i, token]
+    return found
 
 
 def without_nan(cache: KeyValueCache) -> KeyValueCache:
@@ -146,8 +171,10 @@ def without_nan(cache: KeyValueCache) -> KeyValueCache:
     other.prefilling([(0, cache.prompts.length, len(cache.prompts.keys[0]) - 1, 0)])
     other.decoding(*rows)
     for ours, theirs in ((other.prompts, cache.prompts), (other.responses, cache.responses)):
-        ours.keys[0].copy_(theirs.keys[0].nan_to_num(0.0))
-        ours.values[0].copy_(theirs.values[0].nan_to_num(0.0))
+        for slot in range(len(theirs.keys[0])):
+            keys, values = theirs.read(0, slot, min(ours.length, theirs.length))
+            ours.keys[0][slot, ..., : keys.shape[2]] = keys.nan_to_num(0.0)
+            ours.values[0][slot, :, : values.shape[1]] = values.nan_to_num(0.0)
     return other
 
 
@@ -178,8 +205,8 @@ def turn_of(x: Tensor, turn: Turn) -> Tensor:
 @given(
     prompt_lens=st.lists(st.integers(1, 90), min_size=1, max_size=3),
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), min_size=1, max_size=5),
-    shared=st.sampled_from([1, 2, 3, 4, 7]),
-    dim=st.sampled_from([16, 22, 64, 80, 120]),
+    shared=st.sampled_from([1, 2, 3, 4, 7, 16]),
+    dim=st.sampled_from([16, 22, 23, 28, 64, 80, 120, 128, 256]),
     rotated=st.sampled_from([1.0, 0.5, 0.0]),
     window=st.sampled_from([None, 1, 20, 100]),
     softcap=st.sampled_from([None, 3.0]),
@@ -202,7 +229,7 @@ def test_attention(
     kv_heads, heads = 2, 2 * shared
     rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
     with device_of(kind):
-        cache = ragged_cache(rows, prompt_lens, heads, kv_heads, dim, dtype)
+        cache = ragged_cache(rows, prompt_lens, kv_heads, dim, dtype, kernels.tile_step)
         expected_cache = without_nan(cache)
         projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
         turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
@@ -220,7 +247,7 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     """To the bit: the last of three rows, and the same row alone."""
     kernels = compiled(dtype)
     rows, prompt_lens = [(0, 70), (1, 3), (1, 20)], [30, 17]
-    cache = ragged_cache(rows, prompt_lens, 6, 2, 16, dtype)
+    cache = ragged_cache(rows, prompt_lens, 2, 16, dtype, kernels.tile_step)
     query_key, value = torch.randn(3, 8, 16).to(dtype), torch.randn(3, 2, 16).to(dtype)
     turn = random_turn(3, 16, 16)
     together = kernels.attend(cache, 0, query_key, value, turn, 0.3, None)

@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.backends.rollout.native import decoder as decoder_module
 from posttrain.backends.rollout.native import token_pass as token_pass_module
-from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import ModelError
@@ -103,7 +102,7 @@ def build(family: str, dtype: torch.dtype = torch.float32, **more: object) -> Pr
 @torch.inference_mode()
 def follow(model: PreTrainedModel, token_pass: TokenPass, tokens: torch.Tensor) -> torch.Tensor:
     """Logits after every token behind the prompt, one pass for each, [STEPS, vocabulary]."""
-    cache = KeyValueCache.of(model)
+    cache = token_pass.new_cache()
     cache.prefilling([(0, PROMPT, 0, 0)])
     places = torch.arange(PROMPT + STEPS)
     model(
@@ -165,7 +164,7 @@ def test_heads_narrower_than_the_kernels_are_reported() -> None:
 def prefilled(token_pass: TokenPass, prompts: list[torch.Tensor], known: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Prefill prompts together, their first ``known`` tokens before the others. Returns: logits at their ends, and the log-probs
     of the tokens after the known ones, but the first."""
-    cache = KeyValueCache.of(token_pass.model)
+    cache = token_pass.new_cache()
     with token_pass.holding_weights():
         for first, last in ((0, known), (known, None)):
             cut = [prompt[first:last] for prompt in prompts]
@@ -231,7 +230,8 @@ def test_sequences_that_share_their_beginning_have_the_models_own_logits(
     decoded for each, over what the pass has stored."""
     monkeypatch.setattr(decoder_module, "PREFILL_ROWS", 5)
     model = build(family, **SIZES_OF.get(family, {}))
-    token_pass, cache = TokenPass(model), KeyValueCache.of(model)
+    token_pass = TokenPass(model)
+    cache = token_pass.new_cache()
     tokens = torch.randint(0, 64, (33,), generator=torch.Generator().manual_seed(3))
     stem, *rests = tokens.split([7, 10, 3, 13])
     row = torch.cat([stem, *(rest[:-1] for rest in rests)])
