@@ -24,10 +24,10 @@ JUNE, AUGUST = LEDGER.at("2025-06"), LEDGER.at("2025-08")
 TRAINER = ("placement", "general", "evaluation", "checkpoint", "logging", "policy", "critic", "ref", "algorithm")
 
 
-def documented() -> Iterator[str]:
-    """The keys of keys.txt."""
+def documented(file: str = "keys.txt") -> Iterator[str]:
+    """The keys of a file with sections and the names below them."""
     sections: tuple[str, ...] = ()
-    for line in (DOCUMENTS / "keys.txt").read_text().splitlines():
+    for line in (DOCUMENTS / file).read_text().splitlines():
         if line.startswith("["):
             sections = tuple(line.strip("[]").split())
         elif not line.startswith("#"):
@@ -42,6 +42,11 @@ def has_row(ledger: Ledger, key: str) -> bool:
     """A row of its own, or that of a section whose names the user chooses."""
     parts = key.split(".")
     return any(ledger.find(".".join(parts[:end])) for end in range(2, len(parts) + 1))
+
+
+def known(key: str) -> bool:
+    ledger = LEDGER.of("train")
+    return has_row(ledger, key) or ledger.is_section(key)
 
 
 def assembled() -> str:
@@ -67,6 +72,15 @@ def test_every_documented_key_has_a_row() -> None:
     keys = list(documented())
     assert [key for key in keys if not has_row(LEDGER, key)] == []
     assert len(keys) == len(set(keys)) > 300
+
+
+def test_every_key_of_a_released_file_has_a_row() -> None:
+    fine_tuning = "SFT:."
+    released = list(documented("released_keys.txt"))
+    assert len(released) > 590
+    assert [key for key in released if not key.startswith("SFT:") and not known(key)] == []
+    own = [key.removeprefix(fine_tuning).removeprefix("SFT:") for key in released if key.startswith("SFT:")]
+    assert [key for key in own if not (LEDGER.of("sft").find(key) or has_row(LEDGER.of("sft"), key))] == []
 
 
 def test_every_key_of_the_page_has_a_row_in_the_version_it_describes() -> None:

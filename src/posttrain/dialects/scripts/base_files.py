@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from posttrain.config.reading.overrides import parse_overrides
+from posttrain.dialects.scripts.own_options import without_options
 from posttrain.dialects.scripts.recipes import Recipe, recipe_of
 from posttrain.dialects.scripts.trainers import BASE_FILES, HOLDS, RENAMED, Trainer, keys_asked_by
 from posttrain.errors import ConfigError, Problem
@@ -29,9 +30,9 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
         fix = "name verl.trainer.main_ppo in the script to train by PPO or GRPO with these keys"
         raise ConfigError(Problem(what, fix=fix, where=where))
     if trainer.refused:
-        fix = f"name {trainer.module} in the script to train by its own loop with these keys"
+        fix = trainer.instead or f"name {trainer.module} in the script to train by its own loop with these keys"
         raise ConfigError(Problem(f"{trainer.written} is refused: {trainer.refused}", fix=fix, where=where))
-    rest, named = _named_file(words)
+    rest, named = _named_file(without_options(words, trainer.options))
     base = _base(trainer, named, list(roots))
     if trainer.module in RENAMED:
         rest = [*HOLDS[trainer.module], *_renamed(trainer, rest)]

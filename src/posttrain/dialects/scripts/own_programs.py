@@ -9,18 +9,20 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.dialects.scripts.own_options import given_options, options_of
 from posttrain.dialects.scripts.peer_trainers import (
     BASES,
     LOOP_CALLS,
     OUTSIDE_THE_LOOP,
+    SKYRL_PARTS,
     Peer,
 )
-from posttrain.dialects.scripts.trainers import Trainer, trainer_of
+from posttrain.dialects.scripts.trainers import Trainer, keys_asked_by, trainer_of
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 from posttrain.verl_functions import find
 
@@ -50,7 +52,9 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:
             file = _program(words, place, roots)
-            return place, _with_registered(trainer, file, words, roots) if file else trainer
+            if file is None:
+                return place, trainer
+            return place, _with_registered(_with_parts(trainer, file, word, tuple(roots)), file, words, roots)
     for place, word in enumerate(words):
         file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
@@ -71,11 +75,20 @@ def _program(words: Sequence[str], place: int, roots: Sequence[Path]) -> Path | 
     return next((file for file in (*(root / path for root in roots), *beside) if file.is_file()), None)
 
 
+def _with_parts(trainer: Trainer, file: Path, word: str, roots: tuple[Path, ...]) -> Trainer:
+    """Add what an example of SkyRL's, or a program called like one, puts in the place of its parts."""
+    found = _trainer(file, word, roots) if trainer.dialect == "skyrl" else None
+    if found is None:
+        return trainer
+    adds = tuple(each for each in found.adds if each not in keys_asked_by(trainer))
+    return replace(trainer, refused=found.refused, instead=found.instead, adds=(*trainer.adds, *adds))
+
+
 def _with_registered(trainer: Trainer, file: Path, words: Sequence[str], roots: Sequence[Path]) -> Trainer:
     """Add the overrides for what a program of SkyRL's registers: environments, and the estimator and loss of its command."""
     if trainer.dialect != "skyrl":
         return trainer
-    return replace(trainer, adds=(*trainer.adds, *_environments(file), *_functions(file, words, roots)))
+    return replace(trainer, adds=(*trainer.adds, *_environments(file, words), *_functions(file, words, roots)))
 
 
 def _functions(file: Path, words: Sequence[str], roots: Sequence[Path]) -> Iterator[str]:
@@ -105,23 +118,44 @@ def _with_imported(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, as
             yield place, parsed
 
 
-def _environments(file: Path) -> tuple[str, ...]:
-    """Overrides for the environments that a program of SkyRL's registers: ``register(id="mine", entry_point="module:Class")``."""
+def _environments(file: Path, words: Sequence[str]) -> tuple[str, ...]:
+    """Overrides for the environments that a program of SkyRL's registers: ``register(id="mine", entry_point="module:Class")``;
+    the entry point may stand in a table of the program's, ``PLACES[variant]`` with ``--variant sft`` in its command."""
     source = _parsed(file)
+    if source is None:
+        return ()
     found = []
-    for node in ast.walk(source) if source is not None else ():
+    tables, options = _tables(source), given_options(words, options_of(source))
+    for node in ast.walk(source):
         if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] != "register":
             continue
-        given = {one.arg: one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)}
-        given |= {
-            name: one.value
-            for name, one in zip(("id", "entry_point"), node.args, strict=False)
-            if isinstance(one, ast.Constant)
-        }
-        name, place = given.get("id"), given.get("entry_point")
-        if isinstance(name, str) and isinstance(place, str) and re.fullmatch(r"\w+", name) and ":" in place:
+        written = {one.arg: one.value for one in node.keywords}
+        written |= dict(zip(("id", "entry_point"), node.args, strict=False))
+        name, place = (_text(written.get(each), tables, options) for each in ("id", "entry_point"))
+        if re.fullmatch(r"\w+", name) and ":" in place:
             found.append(f"+posttrain.environment.settings.register.{name}='{place}'")
     return tuple(found)
+
+
+def _tables(source: ast.Module) -> dict[str, dict[str, str]]:
+    """The tables of texts that stand at the top of a program, by name."""
+    found = {}
+    for node in source.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and isinstance(node.targets[0], ast.Name):
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            texts = {_text(key, {}, {}): _text(value, {}, {}) for key, value in pairs}
+            found[node.targets[0].id] = texts
+    return found
+
+
+def _text(node: ast.AST | None, tables: Mapping[str, Mapping[str, str]], options: Mapping[str, str]) -> str:
+    """A text that is written in a program, or that an option of its command takes out of one of its tables; "" for another."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.Subscript(value=ast.Name(id=table), slice=ast.Name(id=option) | ast.Attribute(attr=option)):
+            return tables.get(table, {}).get(options.get(option, ""), "")
+    return ""
 
 
 @dataclass(slots=True)
@@ -130,6 +164,7 @@ class _Replaced:
 
     notes: list[str] = field(default_factory=list)
     refused: str = ""
+    instead: str = ""  # the fix, where naming the peer's own program is none
     adds: list[str] = field(default_factory=list)  # overrides that say the same
 
 
@@ -151,7 +186,16 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...]) -> Trainer | None:
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
     written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
-    return Trainer(peer.module, peer.dialect, written, tuple(replaced.notes), replaced.refused, tuple(replaced.adds))
+    return Trainer(
+        peer.module,
+        peer.dialect,
+        written,
+        notes=tuple(replaced.notes),
+        refused=replaced.refused,
+        instead=replaced.instead,
+        adds=tuple(replaced.adds),
+        options=options_of(source) if peer.dialect == "skyrl" else {},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +301,7 @@ def _look_at_method(
     if replaced.refused or method.name in OUTSIDE_THE_LOOP:
         return
     if peer.dialect != "verl":
-        replaced.refused = f"{title} (line {method.lineno} of {file}) puts another part in the place of its own"
+        _look_at_part(method, title, file, replaced)
         return
     for node in ast.walk(method):
         if not isinstance(node, ast.Call):
@@ -268,6 +312,23 @@ def _look_at_method(
             at = f"{title} (line {method.lineno} of {file})"
             replaced.refused = f"{at} calls {name} (line {node.lineno}), which {peer.name} does not"
             return
+
+
+def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, file: Path, replaced: _Replaced) -> None:
+    """Take over a part of SkyRL's own that a method returns, and refuse another."""
+    made = [node.func for node in ast.walk(method) if isinstance(node, ast.Call)]
+    names = [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in made]
+    parts = [name for name in names if re.fullmatch(r"[A-Z]\w*(?:Generator|Trainer|TrainerSim)", name)]
+    if len(parts) == 1 and parts[0] in SKYRL_PARTS:
+        replaced.adds += [each for each in SKYRL_PARTS[parts[0]] if each not in replaced.adds]
+        return
+    part = parts[0] if parts else "another part"
+    replaced.refused = f"{title} (line {method.lineno} of {file}) puts {part} in the place of its own"
+    if method.name == "get_generator":
+        replaced.instead = (
+            "let it play against the run's own endpoint, which takes a reward for each conversation (docs/open-run.md): name "
+            "skyrl_train.entrypoints.main_base in the script, with ++generator.enable_http_endpoint=true"
+        )
 
 
 def _look_at_patches(file: Path, source: ast.Module, roots: tuple[Path, ...], peer: Peer, replaced: _Replaced) -> None:

@@ -55,6 +55,21 @@ BASES = {
     "FSDPSFTTrainer": _SFT,
     "BasePPOExp": _EXP,
 }
+# Generators and trainers of SkyRL's that a program puts into its experiment -> overrides that ask for the same here
+SKYRL_PARTS: dict[str, tuple[str, ...]] = {
+    "SkyRLGymGenerator": (),
+    # Asks the run's own sampler, over HTTP
+    "SkyRLGymHTTPGenerator": ("++generator.enable_http_endpoint=false",),
+    "StepWiseGenerator": ("++trainer.step_wise_training=true",),
+    "VerifiersGenerator": ("+posttrain.environment.name=verifiers",),
+    "RayPPOTrainer": (),
+    "StepWiseTrainer": (),
+    "DAPOTrainer": (),
+    "OnPolicyDistillationTrainer": (),
+    "AsyncRayPPOTrainer": ("+posttrain.asynchronous.mode=one_step",),
+    "FullyAsyncRayPPOTrainer": ("++trainer.fully_async.enabled=true",),
+    "FullyAsyncDAPOTrainer": ("++trainer.fully_async.enabled=true",),
+}
 # Calls of verl's own RayPPOTrainer, by the last name. A loop that calls others computes something that verl's does not.
 LOOP_CALLS = frozenset(
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 # The peers' own entry points, as modules.
 ENTRY_POINTS = {
@@ -35,8 +36,10 @@ ENTRY_POINTS = {
 }
 # SkyRL's programs that start another loop than its base, and the key that asks for it: ours, where none of theirs does.
 _ASKS = {
-    re.compile(r"(?:\w+\.)*main_async"): ("+posttrain.asynchronous.mode=one_step",),
-    re.compile(r"(?:\w+\.)*main_(?:\w+_)?fully_async(?:_sim)?"): ("++trainer.fully_async.enabled=true",),
+    re.compile(r"(?!.*\bfully_async\.)(?:\w+\.)*main_async"): ("+posttrain.asynchronous.mode=one_step",),
+    re.compile(r"(?:\w+\.)*(?:main_(?:\w+_)?fully_async(?:_sim)?|fully_async\.main_async)"): (
+        "++trainer.fully_async.enabled=true",
+    ),
     # Responses to the validation prompts, by the sampler alone
     re.compile(r"(?:\w+\.)*entrypoints\.main_generate"): (
         "+posttrain.validation.only=true",
@@ -98,7 +101,10 @@ class Trainer:
     # Of a program of the user's own: the parts that it replaces, why it is refused, and overrides that say the same as its code
     notes: tuple[str, ...] = ()
     refused: str = ""
+    instead: str = ""  # the fix of refused, where naming the peer's own entry point is none
     adds: tuple[str, ...] = ()
+    # Options that the program reads itself: True for one with a value
+    options: Mapping[str, bool] = field(default_factory=dict)
 
 
 def trainer_of(word: str) -> Trainer | None:

@@ -40,7 +40,7 @@ def verifiers(
 
     Rows are the environment's own: an episode of training (seeds from 1,000,000) takes the row of its dataset with the number
     seed - 1,000,000, one of validation that of its evaluation dataset with the number seed; both begin again at the end. A column
-    ``row`` names another number. A taskset (verifiers 0.4) has one dataset for both.
+    ``row`` (or SkyRL's ``example_id``) names another number. A taskset (verifiers 0.4) has one dataset for both.
 
     Args: env, the id of an installed environment or taskset, a file or folder with one, a block {"taskset": {"id": …}, "agent":
         …} as verifiers 0.4 and prime-rl write it, or a file of prime-rl's (.toml) with a ``source``, the name of one of its
@@ -71,7 +71,7 @@ class VerifiersEpisode(Agent):
 
     def started(self, episode: AgentEpisode) -> BridgedEpisode:
         training = episode.seed >= FIRST_TRAINING_SEED
-        own = episode.row.get("row")
+        own = episode.row.get("row", episode.row.get("example_id"))
         number = own if isinstance(own, int) else episode.seed - (FIRST_TRAINING_SEED if training else 0)
         played = self._found.training if training else self._found.validation
         return BridgedEpisode(

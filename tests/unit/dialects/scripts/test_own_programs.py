@@ -97,6 +97,52 @@ def test_skyrls_generator_of_the_users_own_is_refused(tmp_path: Path) -> None:
     assert "overrides get_tracker (line 3)" in launched(tmp_path, program.format("get_tracker")).notes[1]
 
 
+SKYRL = "from skyrl_train.entrypoints.main_base import BasePPOExp\nclass E(BasePPOExp):\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "override"),
+    [
+        ("get_trainer", "FullyAsyncRayPPOTrainer", "++trainer.fully_async.enabled=true"),
+        ("get_trainer", "AsyncRayPPOTrainer", "+posttrain.asynchronous.mode=one_step"),
+        ("get_generator", "StepWiseGenerator", "++trainer.step_wise_training=true"),
+        ("get_generator", "SkyRLGymHTTPGenerator", "++generator.enable_http_endpoint=false"),
+        ("get_generator", "VerifiersGenerator", "+posttrain.environment.name=verifiers"),
+    ],
+)
+def test_parts_of_skyrls_own_become_the_keys_that_ask_for_them(
+    tmp_path: Path, method: str, part: str, override: str
+) -> None:
+    launch = launched(tmp_path, f"{SKYRL}    def {method}(self, cfg):\n        return {part}(cfg.generator)\n")
+    assert launch.arguments[-1] == override
+
+
+@pytest.mark.parametrize("command", ["python3 mine.py", "python -m examples.own.main_mine"])
+def test_another_generator_is_refused_by_name_under_any_name_of_the_program(tmp_path: Path, command: str) -> None:
+    program = f"{SKYRL}    def get_generator(self, cfg):\n        return BoxGenerator(cfg.generator)\n"
+    place = tmp_path / "examples" / "own"
+    place.mkdir(parents=True)
+    (place / "main_mine.py").write_text(program)
+    with pytest.raises(
+        ConfigError, match=r"E.get_generator \(line 3 .* puts BoxGenerator in the place of its own.*open-run"
+    ):
+        launched(tmp_path, program, command)
+
+
+def test_options_that_a_program_of_skyrl_reads_itself_are_no_overrides(tmp_path: Path) -> None:
+    program = "from skyrl.train.entrypoints.main_base import BasePPOExp\n"
+    program += 'PLACES = {"sft": "envs:Quiet", "instruct": "envs:Loud"}\n'
+    program += 'parser.add_argument("--env-variant", choices=list(PLACES))\n'
+    program += 'parser.add_argument("--fast", action="store_true")\n'
+    program += 'register(id="maze", entry_point=PLACES[args.env_variant])\n'
+    for given in ("--env-variant instruct --fast", "--fast --env-variant=instruct"):
+        launch = launched(tmp_path, program, f"python3 mine.py {given}")
+        assert launch.arguments == (
+            "algorithm.adv_estimator=grpo",
+            "+posttrain.environment.settings.register.maze='envs:Loud'",
+        )
+
+
 def test_a_score_function_that_is_passed_on_scores_the_run(tmp_path: Path) -> None:
     program = "from verl.trainer.main_ppo import run_ppo\ndef score(solution_str, ground_truth):\n    return 1.0\n"
     program += "run_ppo(None, compute_score=score)\n"

@@ -14,12 +14,16 @@ SECTION = "environment.skyrl_gym"
 ENDPOINT = "generator.enable_http_endpoint"
 _ENDPOINT_KEYS = ("generator.http_endpoint_host", "generator.http_endpoint_port")
 _ONE_TURN = "a conversation of one turn is scored, not played"
+VERIFIERS = "verifiers"
+STEPWISE = "trainer.step_wise_training"  # since 2026 generator.step_wise_trajectories
+_RENDERED_AGAIN = "generator.retokenize_chat_history"  # of its first generator with a sample per turn
 _OURS = "posttrain.environment"
 _LIMIT_OF = "generator.rate_limit"
 _TURN_KEYS = (
     "generator.use_conversation_multi_turn",
     "generator.append_eos_token_after_stop_str_in_multi_turn",
-    "generator.step_wise_trajectories",
+    STEPWISE,
+    _RENDERED_AGAIN,
     "generator.merge_stepwise_output",
     f"{_LIMIT_OF}.enabled",
     f"{_LIMIT_OF}.max_concurrency",
@@ -59,13 +63,14 @@ def environment(keys: Reader) -> dict[str, Any]:
         "environment.end_at_max_turns": False,
         "environment.conversation": "messages" if messages else "one_message",
         "environment.max_context_tokens": keys["generator.max_input_length"],
-        "environment.sample_per_turn": get(keys, "generator.step_wise_trajectories"),
+        "environment.sample_per_turn": get(keys, STEPWISE),
         "environment.workers": _at_once(keys),
     }
     if messages:
         closes = get(keys, "generator.append_eos_token_after_stop_str_in_multi_turn")
         fields["environment.close_turns"] = closes
-        fields["environment.changed_history"] = "split" if own_template else "append"
+        rendered_again = own_template or bool(get(keys, _RENDERED_AGAIN))
+        fields["environment.changed_history"] = "split" if rendered_again else "append"
     else:
         reason = "use_conversation_multi_turn is false: a stop text is followed by the observation"
         keys.ignore("generator.append_eos_token_after_stop_str_in_multi_turn", reason)
@@ -73,9 +78,19 @@ def environment(keys: Reader) -> dict[str, Any]:
     if not keys.written("posttrain.reward.terms"):
         fields["reward.terms"] = []
     if keys.written(f"{_OURS}.name"):
-        keys.ignore(CLASS, f"{_OURS}.name says what is played")
-        return fields
+        return fields | _verifiers(keys, fields)
     return fields | _package(keys)
+
+
+def _verifiers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an environment of the package verifiers, whose id is the class as ``owner/name@version``; none for
+    another that our own section names."""
+    if keys[f"{_OURS}.name"] != VERIFIERS or keys.written(f"{_OURS}.settings.env"):
+        keys.ignore(CLASS, f"{_OURS}.name says what is played")
+        return {}
+    keys.ignore("generator.max_turns", "the environment of verifiers ends its episodes itself")
+    name = keys[CLASS].rpartition("/")[2].partition("@")[0]
+    return {"environment.settings.env": name, "environment.max_turns": None, "environment.conversation": "messages"}
 
 
 def _merged(keys: Reader) -> dict[str, Any]:
@@ -83,7 +98,7 @@ def _merged(keys: Reader) -> dict[str, Any]:
     key = "generator.merge_stepwise_output"
     if not get(keys, key):
         return {}
-    if not get(keys, "generator.step_wise_trajectories"):
+    if not get(keys, STEPWISE):
         what = f"{key} joins the samples of turns, and generator.step_wise_trajectories is false"
         keys.problem(what, key=key, fix="use generator.step_wise_trajectories=true, or leave it out")
     return {"environment.sample_per_turn": False, "environment.changed_history": "split"}

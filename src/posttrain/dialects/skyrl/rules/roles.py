@@ -29,8 +29,12 @@ LORA = ("rank", "alpha", "dropout", "target_modules", "exclude_modules")
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
 _MEGATRON_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _REPLAY = "trainer.policy.megatron_config.moe_enable_routing_replay"
-# Keys of Megatron's section that are no options of the engine: of R3, and of heads that are not trained.
-_NO_OPTIONS = ("moe_enable_routing_replay", "mtp_loss_topk", "mtp_loss_chunk_size", "mtp_loss_weight", "mtp_num_layers")
+# Keys of Megatron's section that are no options of the engine: of R3, of heads that are not trained, of adapters and saves.
+NO_OPTIONS = (
+    *("moe_enable_routing_replay", "mtp_loss_topk", "mtp_loss_chunk_size", "mtp_loss_weight", "mtp_num_layers"),
+    *("lora_config", "hf_export_config", "moe_per_layer_logging"),
+    *("async_dist_ckpt_save", "async_dist_ckpt_strategy", "async_save_prestage_to_cpu"),
+)
 _KINDS = {"policy": "train", "critic": "train", "ref": "eval"}
 _OURS = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
@@ -115,10 +119,16 @@ def lora(keys: Reader, section: str, role: str) -> dict[str, Any]:
         keys.problem(f"{section}.rank is {rank}", key=f"{section}.rank", fix="use 0 for no adapter, or a rank")
     if rank <= 0:
         for name in LORA[1:]:
-            keys.ignore(f"{section}.{name}", f"{section}.rank is 0, so all weights are trained")
+            keys.ignore(_lora_key(keys, section, name), f"{section}.rank is 0, so all weights are trained")
         return {}
-    found = {name: keys[f"{section}.{name}"] for name in LORA}
+    found = {name: keys[_lora_key(keys, section, name)] for name in LORA}
     return {f"{role}.lora.{name}": value for name, value in found.items() if value is not None}
+
+
+def _lora_key(keys: Reader, section: str, name: str) -> str:
+    """Return the key of an adapter's setting: its layers stood in trainer until December 2025."""
+    earlier = f"trainer.{name}"
+    return earlier if keys.written(earlier) and not keys.written(f"{section}.{name}") else f"{section}.{name}"
 
 
 def schedule(keys: Reader, section: str, role: str, warmup: int) -> dict[str, Any]:
@@ -164,7 +174,7 @@ def _engine_options(keys: Reader, role: str) -> dict[str, Any]:
         return dict(leaves(_deepspeed(keys, role)))
     if strategy == MEGATRON:
         given = keys.section("trainer.policy.megatron_config") if role == "policy" else {}
-        unread = (*_MEGATRON_SIZES, *_NO_OPTIONS)
+        unread = (*_MEGATRON_SIZES, *NO_OPTIONS)
         return {name: value for name, value in given.items() if name not in unread and value is not None}
     given = {name: keys[f"trainer.{role}.fsdp_config.{name}"] for name in _FSDP}
     return {name: value for name, value in given.items() if value is not None}

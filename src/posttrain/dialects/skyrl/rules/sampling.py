@@ -7,6 +7,8 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get, is_of_2026, name_of
 from posttrain.dialects.skyrl.rules.servers import addresses, servers
+from posttrain.dialects.skyrl.templates import TEMPLATES
+from posttrain.errors import did_you_mean
 
 _OPTIONS = "rollout.engine_options"
 
@@ -106,10 +108,13 @@ def _template(keys: Reader) -> dict[str, Any]:
     path, source = get(keys, "generator.chat_template.name_or_path"), get(keys, "generator.chat_template.source")
     if path is not None and source == "file":
         fields["model.chat_template_file"] = path
+    elif path in TEMPLATES:
+        fields["model.chat_template"] = TEMPLATES[path]
     elif path is not None:
-        key = "generator.chat_template.name_or_path"
-        fix = "use generator.chat_template.source=file with a Jinja file"
-        keys.plan_only(f"SkyRL's own chat templates ({path}) are planned", key=key, fix=fix)
+        key, known = "generator.chat_template.name_or_path", list(TEMPLATES)
+        what = f"SkyRL has no chat template {path!r} (known: {', '.join(known)})"
+        fix = did_you_mean(path, known, listed=True) or "use generator.chat_template.source=file with a Jinja file"
+        keys.problem(what, key=key, fix=fix)
     variables = keys.section("generator.chat_template_kwargs")
     for name, value in variables.items():
         if isinstance(value, dict | list):

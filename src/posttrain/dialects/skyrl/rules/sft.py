@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import ignore_all
-from posttrain.dialects.skyrl.rules.roles import lora, optimizer, schedule
+from posttrain.dialects.skyrl.rules.roles import NO_OPTIONS, lora, optimizer, schedule
 from posttrain.dialects.skyrl.rules.run import resumed, tracked
 from posttrain.dialects.skyrl.strategies import MEGATRON
 from posttrain.libraries.row_slices import split_slice
@@ -43,7 +43,8 @@ def _placement(keys: Reader) -> dict[str, Any]:
     if strategy == MEGATRON:
         ignore_all(keys, ("fsdp_config", "sequence_parallel_size"), f"strategy is {strategy}")
         sizes = {field: _at_least_one(keys, f"megatron_config.{name}") for name, field in _SIZES.items()}
-        given = {name: value for name, value in keys.section("megatron_config").items() if name not in _SIZES}
+        unread = (*_SIZES, *NO_OPTIONS)
+        given = {name: value for name, value in keys.section("megatron_config").items() if name not in unread}
     else:
         for name in _SIZES:
             keys.ignore(f"megatron_config.{name}", f"strategy is {strategy}")

@@ -1,0 +1,102 @@
+"""What SkyRL's keys of late 2025 and 2026 do: adapters, saves, servers, chat templates by name, samples per turn, verifiers."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.reading import read_dialect
+from posttrain.dialects.skyrl import DIALECT
+
+T, P, G, E = "trainer", "trainer.placement", "generator", "generator.inference_engine"
+
+
+def read(*overrides: str) -> LoadedConfig:
+    """SkyRL's defaults with overrides."""
+    return read_dialect(DIALECT, None, overrides)
+
+
+def test_megatrons_keys_of_adapters_and_saves_are_no_options_of_the_engine() -> None:
+    section = f"{T}.policy.megatron_config"
+    loaded = read(
+        f"{T}.strategy=megatron",
+        f"{T}.policy.model.lora.rank=8",
+        f"{section}.lora_config.merge_lora=false",
+        f"{section}.hf_export_config.distributed_save=true",
+        f"{section}.async_dist_ckpt_save=true",
+    )
+    assert loaded.problems == ()
+    assert not {"lora_config", "hf_export_config", "async_dist_ckpt_save"} & loaded.config.policy.engine_options.keys()
+    assert len([one for one in loaded.ignored if one.key.startswith(section)]) == 3
+
+
+def test_layers_of_an_adapter_stood_in_trainer_until_december_2025() -> None:
+    asked = read(f"{T}.policy.model.lora.rank=8", f"{T}.target_modules=[q_proj]", f"{T}.exclude_modules=[o_proj]")
+    lora = asked.config.policy.lora
+    assert (asked.problems, lora.target_modules, lora.exclude_modules) == ((), ["q_proj"], ["o_proj"])
+    later = read(
+        f"{T}.policy.model.lora.rank=8",
+        f"{T}.target_modules=[q_proj]",
+        f"{T}.policy.model.lora.target_modules=[k_proj]",
+    )
+    assert later.config.policy.lora.target_modules == ["k_proj"]
+
+
+def test_a_router_is_passed_over_beside_the_servers_behind_it() -> None:
+    for section in (G, E):
+        servers = f"{section}.external_server_urls=['http://127.0.0.1:1','http://127.0.0.1:2']"
+        asked = read(f"{P}.colocate_all=false", servers, f"{section}.external_proxy_url='http://a:8080'")
+        assert (asked.problems, asked.config.rollout.endpoints) == ((), ["http://127.0.0.1:1", "http://127.0.0.1:2"])
+
+
+MESSAGES = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "1"},
+    {"role": "assistant", "content": "<think>\nt\n</think>\n\na"},
+    {"role": "user", "content": "2"},
+    {"role": "assistant", "content": "<think>u</think>b"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "first"),
+    [
+        ("qwen3_with_thinking", "<|im_start|>system\nS<|im_end|>\n", "<think>\nt\n</think>\n\na"),
+        ("qwen3_without_thinking", "<|im_start|>system\nS<|im_end|>\n", "a"),
+        ("qwen2_5_with_generation_tag_simplified", "", "<think>\nt\n</think>\n\na"),
+    ],
+)
+def test_chat_templates_that_skyrl_has_names_for(name: str, system: str, first: str) -> None:
+    template = read(f"+{G}.chat_template.name_or_path={name}").config.model.chat_template
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    said = environment.from_string(template).render(messages=MESSAGES, add_generation_prompt=True)
+    turns = [("user", "1"), ("assistant", first), ("user", "2"), ("assistant", "<think>u</think>b")]
+    told = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    assert said == f"{system}{told}<|im_start|>assistant\n"
+
+
+def test_another_name_of_a_chat_template_gets_the_nearest() -> None:
+    (problem,) = read(f"+{G}.chat_template.name_or_path=qwen3_without_thinkin").problems
+    assert "SkyRL has no chat template 'qwen3_without_thinkin'" in problem.what
+    assert "did you mean qwen3_without_thinking" in problem.fix
+
+
+def test_an_environment_of_verifiers_ends_its_own_episodes() -> None:
+    asked = read("+posttrain.environment.name=verifiers", "environment.env_class=will/wordle@0.1.4")
+    environment = asked.config.environment
+    assert (environment.name, environment.settings["env"], environment.max_turns) == ("verifiers", "wordle", None)
+
+
+@pytest.mark.parametrize(
+    ("written", "per_turn", "history"),
+    [
+        (("trainer.step_wise_training=true",), True, "append"),
+        (("generator.step_wise_trajectories=true",), True, "append"),
+        (("trainer.step_wise_training=true", "+generator.retokenize_chat_history=true"), True, "split"),
+    ],
+)
+def test_a_sample_for_every_turn_under_both_names(written: tuple[str, ...], per_turn: bool, history: str) -> None:
+    asked = read(f"{G}.max_turns=3", f"{G}.batched=false", f"{G}.use_conversation_multi_turn=true", *written)
+    environment = asked.config.environment
+    assert (environment.sample_per_turn, environment.changed_history) == (per_turn, history)
