@@ -39,11 +39,11 @@ def memory_text(memory: Sequence[RoleMemory] | None, plan: PlacementPlan, model:
         return f"Memory per device: not estimated (no config.json to read in {model})"
     lines = [
         "Memory per device, GiB (estimate)",
-        f"  {'':<13}{'weights':>9}{'optimizer':>11}{'gathered':>10}{'activations':>13}{'cache':>8}{'on host':>9}",
+        f"  {'':<13}{'weights':>9}{'packed':>8}{'optimizer':>11}{'gathered':>10}{'activations':>13}{'cache':>8}{'on host':>9}",
     ]
     for role in memory:
-        sizes = role.weights, role.optimizer, role.gathered, role.activations, role.cache, role.host
-        cells = "".join(f"{_gib(size):>{width}}" for size, width in zip(sizes, (9, 11, 10, 13, 8, 9), strict=True))
+        sizes = role.weights, role.packed, role.optimizer, role.gathered, role.activations, role.cache, role.host
+        cells = "".join(f"{_gib(size):>{width}}" for size, width in zip(sizes, (9, 8, 11, 10, 13, 8, 9), strict=True))
         lines.append(f"  {role.role:<13}{cells}")
     fullest = peak(plan, list(memory))
     lines.append(f"  at most {_gib(fullest.bytes)} on device {fullest.device}, in {fullest.phase}")

@@ -48,7 +48,7 @@ def on_text(loaded: LoadedConfig[RunConfig], on: str, *, search: bool, as_json: 
         return "\n".join([*_proposals(found, on), "", assumed]), True
     plan, batches = _planned(loaded, machine, on)
     time = step_time(config, batches, plan, role_shapes(config), machine)
-    memory = estimate(config, batches, plan)
+    memory = estimate(config, batches, plan, on_cpu=plan.device == "cpu")
     assert memory is not None, "the shape is known"
     fullest = peak(plan, memory).bytes
     fits = fullest <= _room_gib(machine) * GIB

@@ -22,7 +22,7 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.reading.validate import show
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.plan.batch import process_sequences_per_update
-from posttrain.plan.estimate import estimate
+from posttrain.plan.estimate import estimate, process_reward_memory
 from posttrain.plan.model_files import is_hub_id
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
@@ -246,8 +246,9 @@ def _process_reward(config: RunConfig, batches: BatchPlan) -> str:
         f"{start}; log-ratio to {process.reference_path or start}, x {process.log_ratio_scale:g}"
         + (", normalised over the step" if process.normalize else ""),
         f"updated {when}" + ("" if process.update == "never" else f", {size} sequences per update"),
-        "its memory is not in the estimate below",
     ]
+    if process_reward_memory(config) is None:
+        lines.append("its memory is not in the estimate below (no config.json to read)")
     if process.update != "never":
         lines.insert(2, optimizer_text(process.optimizer, process.schedule))
     return f"\n{'':<11}".join(lines)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import ONE_DEVICE, LearnerConfig
+from posttrain.config.policy import ONE_DEVICE, LearnerConfig, OptimizerConfig
 from posttrain.config.roles import learner_of, teachers_of
 from posttrain.errors import Problem
 from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
@@ -55,14 +55,18 @@ class PlacedModel:
     @property
     def averages(self) -> int:
         """Values that the optimizer keeps per trained weight."""
-        optimizer = learner_of(self.config, self.role).optimizer
-        if optimizer.name == "sgd":
-            return 1 if optimizer.momentum else 0
-        return 1 if optimizer.name == "muon" else AVERAGES
+        return averages_of(learner_of(self.config, self.role).optimizer)
 
     @property
     def options(self) -> Mapping[str, Any]:
         return engine_options(self.config, self.role)
+
+
+def averages_of(optimizer: OptimizerConfig) -> int:
+    """Return how many values an optimizer keeps per trained weight."""
+    if optimizer.name == "sgd":
+        return 1 if optimizer.momentum else 0
+    return 1 if optimizer.name == "muon" else AVERAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.critic import CriticConfig
@@ -10,7 +11,7 @@ from posttrain.config.distillation import ROLE
 from posttrain.config.judge import is_judge, judge_role
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import learner_of, teachers_of
-from posttrain.plan.engine import PlacedModel, engine_plan, even_part
+from posttrain.plan.engine import PlacedModel, averages_of, engine_plan, even_part
 from posttrain.plan.memory import BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape, read_shape
 from posttrain.plan.placement import PHASES, Phase, PlacementPlan, RolePlacement
@@ -22,6 +23,8 @@ ADAPTER = 22
 # Activations that the backward pass of one layer needs, in values per token and hidden unit: the inputs of attention,
 # projections and products of the MLP (arXiv:2205.05198, section 4.1, without dropout and without the attention matrix).
 ACTIVATIONS = 17
+PROCESS_REWARD = "process model"
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,27 @@ class Peak:
     bytes: int
 
 
-def estimate(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> list[RoleMemory] | None:
-    """Estimate the bytes per device for every role whose model is a folder; None when the policy's is not (a hub id)."""
+def estimate(
+    config: RunConfig, batches: BatchPlan, plan: PlacementPlan, *, on_cpu: bool | None = None
+) -> list[RoleMemory] | None:
+    """Estimate the bytes per device for every role whose model is a folder, and for the process reward model; None when the
+    policy's is not (a hub id). Args: on_cpu: the devices are CPUs; None: as the plan says, or else as they are here."""
     shapes = role_shapes(config)
     if "policy" not in shapes:
         return None
-    return [
-        role_memory(config, batches, place, shapes[place.role])
+    on_cpu = computes_on_cpu(plan.device) if on_cpu is None else on_cpu
+    found = [
+        role_memory(config, batches, place, shapes[place.role], on_cpu=on_cpu)
         for place in plan.roles
         if place.ranks and place.role in shapes
     ]
+    process = process_reward_memory(config)
+    return found if process is None else [*found, process]
+
+
+def computes_on_cpu(device: str) -> bool:
+    """Tell whether models are on CPUs. Args: device: auto (then this machine's driver decides), cpu or cuda."""
+    return device == "cpu" or (device == "auto" and not NVIDIA_DRIVER.exists())
 
 
 def role_shapes(config: RunConfig) -> dict[str, ModelShape]:
@@ -91,18 +105,26 @@ def _frozen(config: TrainingConfig, place: RolePlacement, shape: ModelShape) -> 
 def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
     """Find the device and phase with most in memory: what the working role uses, and what the others leave there."""
     by_role = {each.role: each for each in memory}
+    process = by_role.get(PROCESS_REWARD)
     found = []
     for pool in plan.pools:
         here = [(role, by_role[role.role]) for role in plan.roles if role.role in pool.roles and role.role in by_role]
         kept = sum(size.kept(role.rests) for role, size in here)
+        if process is not None and "policy" in pool.roles:
+            kept += process.kept(())
         for phase in PHASES:
             # Roles on a device work one at a time, also two that are awake in the same phase.
             extra = [size.used(phase) - size.kept(role.rests) for role, size in here if phase in role.awake]
+            if process is not None and "policy" in pool.roles:
+                # All of it stays, and it is trained while it rewards
+                extra.append(process.activations if phase == "reward" else 0)
             found.append(Peak(pool.devices[0], phase, kept + max(extra, default=0)))
     return max(found, key=lambda each: each.bytes)
 
 
-def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape) -> RoleMemory:
+def role_memory(
+    config: RunConfig, batches: BatchPlan, place: RolePlacement, shape: ModelShape, *, on_cpu: bool = False
+) -> RoleMemory:
     """Estimate the bytes on each device of one role, for a model of this shape."""
     width = BYTES[config.model.compute_dtype]
     split = place.sizes.tensor * place.sizes.pipeline  # sequence-parallel ranks hold all of a layer
@@ -112,6 +134,7 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
         return RoleMemory(
             role=place.role,
             weights=0 if place.uses_weights_of else shape.parameters * width // split,
+            packed=_packed(config, shape) // split if on_cpu else 0,
             gathered=_unpacked(config, place, shape),
             cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
         )
@@ -125,6 +148,44 @@ def role_memory(config: RunConfig, batches: BatchPlan, place: RolePlacement, sha
     of_role = batches.critic if place.role == "critic" else batches
     assert of_role is not None
     return _trained(config, of_role, place, shape, config.context_tokens + config.rollout.max_response_tokens)
+
+
+def _packed(config: RunConfig, shape: ModelShape) -> int:
+    """Estimate the copies of the weights of layers and head, packed for products, that the native sampler has on a CPU."""
+    if config.rollout.engine != "native":
+        return 0
+    weights = shape.parameters - shape.outer_parameters + shape.vocabulary * shape.hidden
+    return weights * (1 if config.rollout.weights == "int8" else BYTES[config.model.compute_dtype])
+
+
+def process_reward_memory(config: RunConfig) -> RoleMemory | None:
+    """Estimate the bytes of the process reward model with its reference, which are beside the policy; None without one, or where
+    its model or its reference is in no folder here."""
+    process = config.reward.process
+    if process is None:
+        return None
+    path = process.path or config.model.path
+    shape, reference = read_shape(path), read_shape(process.reference_path or path)
+    if shape is None or reference is None:
+        return None
+    width, master = BYTES[config.model.compute_dtype], BYTES[config.model.master_dtype]
+    states = master if width < master else 0
+    activations = 0
+    if process.update != "never":
+        states += (1 + averages_of(process.optimizer)) * master  # the gradient, too
+        tokens = process.sequences_per_micro_batch * (config.context_tokens + config.rollout.max_response_tokens)
+        activations = tokens * _per_token(shape, process.gradient_checkpointing) * width
+    return RoleMemory(
+        role=PROCESS_REWARD,
+        weights=(shape.parameters + reference.parameters) * width,
+        optimizer=shape.parameters * states,
+        activations=activations,
+    )
+
+
+def _per_token(shape: ModelShape, recomputed: bool) -> int:
+    """Estimate the values that a backward pass needs of a token. Args: recomputed: of all layers but one, their inputs alone."""
+    return shape.hidden * (shape.layers + ACTIVATIONS if recomputed else shape.layers * ACTIVATIONS)
 
 
 def _unpacked(config: RunConfig, place: RolePlacement, shape: ModelShape) -> int:
@@ -146,9 +207,7 @@ def _trained(
     tokens = section.max_tokens_per_micro_batch or (plan.sequences_per_micro_batch_per_device or 1) * longest
     if section.max_tokens_per_micro_batch is None:  # a budget of tokens is per device already
         tokens = -(-tokens // (place.sizes.sequence * place.sizes.context))
-    checkpointing = recomputes(config, place.role)
-    per_token = shape.hidden * (shape.layers + ACTIVATIONS if checkpointing else shape.layers * ACTIVATIONS)
-    activations = tokens * per_token * BYTES[config.model.compute_dtype]
+    activations = tokens * _per_token(shape, recomputes(config, place.role)) * BYTES[config.model.compute_dtype]
     return engine_plan(place.engine).trained_memory(
         PlacedModel(config=config, place=place, shape=shape),
         trained=trained_parameters(section, shape),

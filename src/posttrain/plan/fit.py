@@ -145,5 +145,6 @@ def _bytes(config: RunConfig, sequences: int, sampled: int, response: int) -> in
     if placement is None or batches is None:
         return None
     priced = replace(batches, sequences_per_micro_batch_per_device=sequences)
-    memory = estimate(tried, priced, placement)
+    # Memory that somebody names is an accelerator's, unless the configuration says otherwise
+    memory = estimate(tried, priced, placement, on_cpu=placement.device == "cpu")
     return None if memory is None else peak(placement, memory).bytes

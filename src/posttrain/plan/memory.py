@@ -18,6 +18,7 @@ class RoleMemory:
     role: str
     weights: int  # held here all the time, unless they rest
     optimizer: int = 0  # gradients, float32 masters, Adam's averages
+    packed: int = 0  # copies of the sampler's weights, as its products read them
     gathered: int = 0  # other devices' weights, while they are computed with
     activations: int = 0
     cache: int = 0  # keys and values of the sampler
@@ -26,12 +27,12 @@ class RoleMemory:
     def used(self, phase: Phase) -> int:
         """Return the bytes while the role works: only an update keeps activations for a backward pass."""
         working = self.activations if phase == "update" else 0
-        return self.weights + self.optimizer + self.gathered + self.cache + working
+        return self.weights + self.packed + self.optimizer + self.gathered + self.cache + working
 
     def kept(self, rests: tuple[str, ...]) -> int:
         """Return the bytes that stay while another role works."""
         return (
-            (0 if "weights" in rests else self.weights)
+            (0 if "weights" in rests else self.weights + self.packed)
             + (0 if "optimizer" in rests else self.optimizer)
             + (0 if "cache" in rests else self.cache)
         )

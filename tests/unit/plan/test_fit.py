@@ -33,11 +33,11 @@ def model(tmp_path: Path) -> str:
 
 
 def fullest(config: RunConfig) -> int:
-    """The peak of the configuration as it stands."""
+    """The peak of the configuration as it stands, on an accelerator."""
     placement, _ = place(config)
     batches, problems = plan_batches(config, None)
     assert placement and batches and not problems
-    memory = estimate(config, batches, placement)
+    memory = estimate(config, batches, placement, on_cpu=False)
     assert memory
     return peak(placement, memory).bytes
 

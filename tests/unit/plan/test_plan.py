@@ -188,11 +188,69 @@ def test_bytes_on_a_device_by_hand(tmp_path: Path) -> None:
     assert (
         rollout.cache == 16 * 10 * 2 * 2 * 16 * 2
     )  # 64 / 4 sequences of 10 tokens, keys and values, layers, 2 x 8 wide, bytes
+    # Packed copies of all but the embeddings and the last norm, whose head is 100 x 64
+    assert rollout.packed == (2 * 34944 + 6400) * 2
     assert policy.weights == 82752 * 4 // 2 and policy.optimizer == 82752 * 3 * 4 // 2
     assert policy.gathered == (2 * 34944 + 12864) * 2
     assert policy.activations == 10 * 64 * 2 * 17 * 2  # tokens, hidden, layers, values, bytes
     most = peak(plan, memory)
-    assert most.phase == "update" and most.bytes == policy.used("update") + rollout.weights  # its cache has gone
+    assert (
+        most.phase == "update" and most.bytes == policy.used("update") + rollout.weights + rollout.packed
+    )  # its cache has gone
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype", "device", "bytes_each"),
+    [("compute_dtype", "float32", "cpu", 4), ("compute_dtype", "bfloat16", "cpu", 2), ("int8", "bfloat16", "cpu", 1),
+     ("compute_dtype", "bfloat16", "cuda", 0)],
+)  # fmt: skip
+def test_packed_copies_by_hand(tmp_path: Path, weights: str, dtype: str, device: str, bytes_each: int) -> None:
+    """Of two layers of 34944 weights and a head of 6400; the embeddings (6400) and the last norm (64) are not copied."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    run = config(
+        str(tmp_path),
+        model={"path": str(tmp_path), "compute_dtype": dtype},
+        placement={"device": device},
+        rollout={"engine": "native", "weights": weights},
+    )
+    plan, _ = place(run)
+    batches, _ = plan_batches(run, None)
+    assert plan is not None and batches is not None
+    memory = estimate(run, batches, plan)
+    assert memory is not None
+    rollout = memory[0]
+    assert (rollout.weights, rollout.packed) == (0, (2 * 34944 + 6400) * bytes_each)
+    assert rollout.kept(("cache",)) == rollout.packed  # they stay during the update
+
+
+@pytest.mark.parametrize(("update", "values"), [("before", 1 + 1 + 2), ("never", 1)])
+def test_process_reward_model_by_hand(tmp_path: Path, update: str, values: int) -> None:
+    """The policy's shape, 82752 weights: in bfloat16 twice (its reference, too); float32 masters and, where it is trained, a
+    gradient and two averages; activations of 3 sequences of 6 + 4 tokens, 2 layers, 17 x 64 values of 2 bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    run = config(
+        str(tmp_path),
+        data={"train_files": ["x"], "max_prompt_tokens": 6},
+        placement={"device": "cuda"},
+        advantage={"name": "prime"},
+        reward={"process": {"update": update, "sequences_per_micro_batch": 3}},
+        rollout={"engine": "native", "max_response_tokens": 4},
+        policy={"sequences_per_micro_batch_per_device": 1},
+    )
+    plan, _ = place(run)
+    batches, _ = plan_batches(run, None)
+    assert plan is not None and batches is not None
+    memory = estimate(run, batches, plan)
+    assert memory is not None
+    rollout, policy, process = memory
+    activations = 3 * 10 * 64 * 2 * 17 * 2 if update == "before" else 0
+    assert (process.role, process.weights, process.optimizer, process.activations) == (
+        "process model", 2 * 82752 * 2, 82752 * values * 4, activations
+    )  # fmt: skip
+    # It stays beside the policy: its activations are more than the sampler's cache, which is more than the policy's activations
+    held = policy.kept(()) + process.weights + process.optimizer
+    expected = ("reward", held + activations) if update == "before" else ("rollout", held + rollout.cache)
+    assert (peak(plan, memory).phase, peak(plan, memory).bytes) == expected
 
 
 def test_experts_are_shared_out_besides(tmp_path: Path) -> None:

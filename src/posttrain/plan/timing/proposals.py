@@ -12,7 +12,7 @@ from posttrain.config.machine import MachineConfig
 from posttrain.config.roles import needs_values, shares_weights, uses_reference
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.engine import engine_plan, engine_that
-from posttrain.plan.estimate import peak, role_memory, role_shapes
+from posttrain.plan.estimate import peak, process_reward_memory, role_memory, role_shapes
 from posttrain.plan.fit import GIB, RESERVE
 from posttrain.plan.roles import place
 from posttrain.plan.timing.seconds import StepTime, step_time
@@ -53,6 +53,7 @@ def propose(config: RunConfig, machine: MachineConfig, *, keep: int = 3) -> Sear
     shapes = role_shapes(config)
     if "policy" not in shapes:
         return None
+    process = process_reward_memory(config)
     tried, smallest, found = 0, None, []
     for settings, changed in _placements(config, machine):
         plan, problems = place(changed)
@@ -64,11 +65,11 @@ def propose(config: RunConfig, machine: MachineConfig, *, keep: int = 3) -> Sear
                 continue
             tried += 1
             memory = [
-                role_memory(sized, batches, each, shapes[each.role])
+                role_memory(sized, batches, each, shapes[each.role], on_cpu=plan.device == "cpu")
                 for each in plan.roles
                 if each.ranks and each.role in shapes
             ]
-            fullest = peak(plan, memory).bytes
+            fullest = peak(plan, memory if process is None else [*memory, process]).bytes
             smallest = min(fullest, smallest or fullest)
             if fullest <= machine.memory_gib * GIB * (1 - RESERVE):
                 time = step_time(sized, batches, plan, shapes, machine)
