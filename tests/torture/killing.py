@@ -1,4 +1,4 @@
-"""Kills saves and runs, and looks at what is left. `make torture` runs all of it; test_killing.py a part.
+"""Kills saves and runs, and looks at what is left. `make torture` runs all of it; test_killed_saves.py and others a part.
 
 One process imports torch and forks: a trial costs a fork, not a start. In every trial a child saves step 2 beside step 1
 (keep_last 1, so that a deletion is part of it) and says so when it is done; it is killed on the way. Then the checkpoints are
@@ -294,11 +294,12 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def operation_kills(work: Work, *, stride: int = 1) -> Tally:
-    """SIGKILL before every ``stride``-th file operation that Python code makes in a save, until one has no such operation."""
+def operation_kills(work: Work, *, first: int = 1, stride: int = 1) -> Tally:
+    """SIGKILL before every ``stride``-th file operation, from the ``first`` one on, that Python code makes in a save, until one
+    has no such operation."""
     work.become(2)
     tally = Tally(work.name("SIGKILL at every file operation of a save"))
-    number = 1
+    number = first
     while True:
         child = saving_child(work, work.start(work.folder / "trial"), at_operation(number, kill_self))
         child.begin()

@@ -29,23 +29,17 @@ def test_saves_killed_at_a_random_instant(work: Work) -> None:
 
 @pytest.mark.slow
 def test_saves_killed_at_file_operations(work: Work) -> None:
-    tally = killing.operation_kills(work, stride=11)
-    assert tally.trials >= 10
-    assert tally.failures == []
-
-
-@pytest.mark.slow
-def test_saves_killed_at_every_file_operation(work: Work) -> None:
-    tally = killing.operation_kills(work)
-    assert tally.trials >= 100
+    """Every third operation of both ways to save, not the same ones."""
+    tally = killing.operation_kills(work, first=2 if work.background else 1, stride=3)
+    assert tally.trials >= 33
     assert tally.failures == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_saves_killed_at_system_calls(work: Work) -> None:
-    tally = killing.strace_kills(work, stride=5)
-    assert tally.trials >= 50
+    tally = killing.strace_kills(work, stride=9)
+    assert tally.trials >= 30
     assert tally.failures == []
 
 

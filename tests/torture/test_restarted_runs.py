@@ -19,12 +19,12 @@ from posttrain.dialects.native.write import to_yaml
 
 @pytest.mark.slow
 def test_two_kills_change_nothing(tmp_path: Path, tiny_llama: Path) -> None:
-    straight = train_run(tiny_run(tmp_path, tiny_llama, "straight", steps=40))
+    straight = train_run(tiny_run(tmp_path, tiny_llama, "straight", steps=20))
     killed = tmp_path / "killed"
-    (tmp_path / "run.yaml").write_text(to_yaml(tiny_run(tmp_path, tiny_llama, "killed", steps=40)))
+    (tmp_path / "run.yaml").write_text(to_yaml(tiny_run(tmp_path, tiny_llama, "killed", steps=20)))
     command = [sys.executable, "-m", "posttrain", "train", str(tmp_path / "run.yaml"), "--restarts", "2"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as supervisor:
-        for step in (5, 15):
+        for step in (3, 9):
             while not (killed / f"samples/step_{step}.jsonl").exists():
                 assert supervisor.poll() is None
                 time.sleep(0.01)
