@@ -45,6 +45,7 @@ class Own:
     key: str
     value: Any
     where: str
+    of_checkout: bool = False  # a fork's own base file holds it, and the launch does not set it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +65,21 @@ def settle(
     *,
     drop: bool,
     holds: Callable[[str, Any], bool] = lambda key, value: False,
+    held: Callable[[str], bool] = lambda key: False,
 ) -> Settled:
     """Drop the keys that may be dropped, and report the others together.
 
     Args: ``named`` holds the words of ``posttrain.own_keys``: keys, or sections with all that is in them; ``drop`` is
-        ``--drop-unknown``; ``holds`` tells whether a known key has a value.
+        ``--drop-unknown``; ``holds`` tells whether a known key has a value, ``held`` whether it is written.
     """
     ignored, problems, unsupported = [], [], []
     droppable = [own.key for own in keys if not is_named(own.key, named) and not known.guess(own.key)]
     for own in keys:
         guess = known.guess(own.key)
         what, fix = known.absent(own.key, "")
-        if is_named(own.key, named):
+        if own.of_checkout and not (guess and looks_misspelt(own.key, guess) and not held(guess)):
+            ignored.append(_dropped(own, known, "the checkout's own file has it"))
+        elif is_named(own.key, named):
             ignored.append(_dropped(own, known, "named in posttrain.own_keys"))
         elif not drop:
             problems.append(Problem(what, fix=fix, where=own.where, field=own.key))

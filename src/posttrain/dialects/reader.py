@@ -19,6 +19,7 @@ from posttrain.dialects.trees import NOTHING, parents, value_at
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import Problem
 
+SHIPPED_IN = "verl/trainer/config"  # the folder of the base files in a checkout of verl
 HYDRA_CLASS = "_target_"  # the class that Hydra makes of a section
 # Sets the fields that several keys decide together; complains through the Reader.
 Rules = Callable[["Reader"], dict[str, Any]]
@@ -132,6 +133,11 @@ class Reader:
         place = self.sources.places.get(key)
         return place is not None and not place.text.startswith("override ")
 
+    def of_checkout(self, key: str) -> bool:
+        """Return True when the key is written in the base file of a checkout of verl, or of a package that builds on verl, and no
+        override replaces it."""
+        return self.in_file(key) and f"{SHIPPED_IN.removeprefix('verl')}/" in self.sources.places[key].text
+
     def order(self, key: str) -> int:
         """Sorts keys as they were written."""
         places = list(self.sources.places)
@@ -158,7 +164,8 @@ class Reader:
         if self.written(key):
             row = self.ledger.find(key)
             asks = row is None or not any(same(value_at(self.values, key), one) for one in row.asks_nothing)
-            asks = asks and self.named(key)  # a section written as a reference is requested there
+            # A section written as a reference is requested there, and what a fork's base file holds is no request
+            asks = asks and self.named(key) and not self.of_checkout(key)
             self.ignored.append(Ignored(key=key, reason=reason, where=self.sources.where(key), asks=asks))
 
     def warn(self, text: str) -> None:

@@ -159,7 +159,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
         if known.is_free(row) and (known.frees or is_named(key, reader.own_keys)):
             _unknown(dialect, reader, known, key)
             continue
-        if value is None and key in ledger.emptied:
+        if value is None and (key in ledger.emptied or (reader.of_checkout(key) and not fits(None, row.type))):
             reader.put(key, None if row.default is ABSENT else row.default)
             continue
         if not inside and not _right_type(reader, key, value, row):
@@ -185,7 +185,7 @@ def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
     if any(f"{key}.".startswith(f"{other}.") for other in reader.referred):
         reader.ignored.append(Ignored(key=key, reason="a helper: other keys refer to it", where=where, asks=False))
         return
-    own = Own(key=key, value=value_at(reader.values, key), where=where)
+    own = Own(key=key, value=value_at(reader.values, key), where=where, of_checkout=reader.of_checkout(key))
     if dialect.unknown_keys == "refuse" or is_named(key, reader.own_keys):
         reader.own.append(own)
         return
@@ -206,7 +206,7 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     def holds(key: str, value: Any) -> bool:
         return reader.ledger.find(key) is not None and same(reader[key], value)
 
-    settled = settle(own, known, reader.own_keys, drop=drop, holds=holds)
+    settled = settle(own, known, reader.own_keys, drop=drop, holds=holds, held=reader.named)
     reader.ignored += settled.ignored
     reader.problems += settled.problems
     reader.unsupported += settled.unsupported
@@ -274,7 +274,8 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
 
 def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) -> None:
     if row.status == "ignored":
-        asks = reader.named(key) and not any(same(value, one) for one in row.asks_nothing)
+        requested = reader.named(key) and not reader.of_checkout(key)
+        asks = requested and not any(same(value, one) for one in row.asks_nothing)
         reader.ignored.append(Ignored(key=key, reason=row.reason, where=reader.sources.where(key), asks=asks))
     elif row.status in ("refused", "planned") and not any(same(value, one) for one in row.asks_nothing):
         if row.status == "refused":

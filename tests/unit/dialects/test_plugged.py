@@ -86,6 +86,30 @@ def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("file", "chooses"),
+    [
+        ("verl/workers/reward_manager/registry.py", 'from .votes import Votes\nREGISTRY = {"majority": Votes}\n'),
+        ("verl/trainer/main_ppo.py", 'if name == "naive":\n  cls = Naive\nelif name == "majority":\n  cls = Votes\n'),
+        ("verl/trainer/main_ppo.py", "if 'majority' == name:\n  from x import Votes\n  cls = Votes\n"),
+    ],
+)
+def test_a_manager_that_a_forks_program_chooses_by_name_is_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, chooses: str
+) -> None:
+    folder = tmp_path / "verl/workers/reward_manager"
+    folder.mkdir(parents=True)
+    (folder / "votes.py").write_text("class Votes:\n    pass\n")
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(chooses)
+    monkeypatch.chdir(tmp_path)
+    loaded = read_config(None, [*VERL, "reward_model.reward_manager=majority"], "verl")
+    term = loaded.config.reward.terms[0]
+    assert (term.name, term.path, term.kind) == ("Votes", "verl/workers/reward_manager/votes.py", "manager")
+    other = read_config(None, [*VERL, "reward_model.reward_manager=minority"], "verl")
+    assert any("no file that registers 'minority'" in each.what for each in other.problems)
+
+
 def test_an_estimator_for_verl_is_found_and_its_keys_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

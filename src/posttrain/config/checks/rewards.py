@@ -49,10 +49,9 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
                 field=f"reward.terms.{index}.batched",
             )
     limit = config.rollout.max_response_tokens
-    if reward.overlong_buffer_tokens is not None and reward.overlong_buffer_tokens >= limit:
+    if reward.overlong_buffer_tokens is not None and reward.overlong_buffer_tokens > limit:
         yield Problem(
-            f"the overlong buffer of {reward.overlong_buffer_tokens} tokens leaves no response of up to {limit} tokens "
-            "without a penalty",
+            f"the overlong buffer of {reward.overlong_buffer_tokens} tokens is longer than the longest response of {limit}",
             fix=f"use fewer, such as reward.overlong_buffer_tokens={max(limit // 4, 1)}, or longer responses",
             field="reward.overlong_buffer_tokens",
         )

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from posttrain.config.reading.overrides import parse_overrides
+from posttrain.dialects.reader import SHIPPED_IN
 from posttrain.dialects.scripts.own_options import without_options
 from posttrain.dialects.scripts.recipes import Recipe, recipe_of
 from posttrain.dialects.scripts.trainers import BASE_FILES, HOLDS, RENAMED, Trainer, keys_asked_by
@@ -89,6 +90,8 @@ def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tup
     program = next((main for main in mains if main.is_file()), None)
     own_folder, own_name = _hydra_main(program) if program is not None else ("", "")
     name = named.get("name") or own_name or usual or ("config" if "path" in named else "")
+    if not named and recipe is None and (shipped := _of_checkout(trainer, own_folder, name, roots)) is not None:
+        return (str(shipped),)
     if not name or (name.removesuffix(".yaml") == "ppo_trainer" and "path" not in named and "name" not in named):
         return ()
     if name == usual and recipe is None and not named:
@@ -107,6 +110,19 @@ def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tup
     if not named:
         return (name,) if name == usual else ()
     return ("--config-path", str(path), "--config-name", file) if "path" in named else ("--config-name", file)
+
+
+def _of_checkout(trainer: Trainer, own_folder: str, name: str, roots: Sequence[Path]) -> Path | None:
+    """The file that verl's own program reads where it stands in a checkout, whose values may be a fork's. A repository may hold
+    that checkout in a folder ``verl`` of its own, and a package that builds on verl a file beside its program. None where no
+    such file is there."""
+    if trainer.dialect != "verl" or not name:
+        return None
+    file = f"{name.removesuffix('.yaml')}.yaml"
+    beside = [_file_of(trainer.written).parent / own_folder] if own_folder else []
+    places = (root / place / file for root in roots for place in (*beside, SHIPPED_IN, f"verl/{SHIPPED_IN}"))
+    found = next((place for place in places if place.is_file()), None)
+    return found.relative_to(Path.cwd()) if found is not None and found.is_relative_to(Path.cwd()) else found
 
 
 def _file_of(module: str) -> Path:

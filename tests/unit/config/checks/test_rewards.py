@@ -33,9 +33,9 @@ TERM = {"name": "exact_match"}
             "is the name of the reward model's score",
         ),
         (
-            {"reward": {"overlong_buffer_tokens": 256}},
+            {"reward": {"overlong_buffer_tokens": 257}},
             "reward.overlong_buffer_tokens",
-            "leaves no response of up to 256 tokens without a penalty; use fewer, such as reward.overlong_buffer_tokens=64",
+            "is longer than the longest response of 256; use fewer, such as reward.overlong_buffer_tokens=64",
         ),
         (
             {"reward": {"normalize_mean": "group"}, "rollout": {"samples_per_prompt": 1}, "advantage": {"name": "gpg"}},

@@ -133,3 +133,52 @@ def test_the_generation_server_takes_the_keys_of_the_trainer() -> None:
     config = loaded.config
     assert (config.model.path, config.data.files, config.output.file) == ("m", ["a.parquet", "b.parquet"], "o.parquet")
     assert (config.rollout.samples_per_prompt, config.rollout.max_response_tokens, config.rollout.top_k) == (4, 9, 0)
+
+
+RUN = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet data.val_files=b.parquet actor_rollout_ref.model.path=m"
+FORK = """
+data: {train_batch_size: 64, own_mix: 0.3}
+algorithm: {adv_estimator: rloo}
+actor_rollout_ref:
+  actor: {ppo_mini_batch_size: 16, ppo_micro_batch_size_per_gpu: 4, own_coef: 2.0, optim: {lr: 5e-7}}
+  rollout: {n: 8, log_prob_micro_batch_size_per_gpu: 8, max_num_batched_tokens: null}
+"""
+
+
+def in_checkout(folder: Path, file: str, run: str = RUN, below: str = "") -> list[str]:
+    """Write a script, and the base file of the checkout that it stands in. Returns: the arguments of ``posttrain plan``."""
+    config = folder / below / "verl/trainer/config/ppo_trainer.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(file, encoding="utf-8")
+    script = folder / "run.sh"
+    script.write_text(run, encoding="utf-8")
+    return [str(script)]
+
+
+@pytest.mark.parametrize("below", ["", "verl"])
+def test_a_script_in_a_forks_checkout_starts_from_the_forks_own_values(tmp_path: Path, below: str) -> None:
+    """64 prompts x 8 responses in mini-batches of 16 x 8 = 128: 4 updates. verl's own file has 1024, n=1 and 256."""
+    loaded = load_request(in_checkout(tmp_path, FORK, below=below), None, here=True, skip_files=True)
+    assert loaded.problems == () and loaded.unsupported == ()
+    config = loaded.config
+    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (64, 8)
+    assert config.policy.sequences_per_mini_batch == 128 and config.policy.optimizer.lr == 5e-7
+    assert config.advantage.name == "rloo"
+    dropped = {one.key: one.reason for one in loaded.ignored if "checkout's own file" in one.reason}
+    assert dropped.keys() == {"data.own_mix", "actor_rollout_ref.actor.own_coef"}
+
+
+def test_an_own_key_of_a_fork_that_the_launch_sets_is_reported(tmp_path: Path) -> None:
+    arguments = in_checkout(tmp_path, FORK, f"{RUN} actor_rollout_ref.actor.own_coef=3.0")
+    [problem] = load_request(arguments, None, here=True, skip_files=True).problems
+    assert problem.field == "actor_rollout_ref.actor.own_coef" and "--drop-unknown" in problem.fix
+
+
+def test_a_misspelt_key_in_a_checkouts_file_is_named_where_the_right_one_is_missing(tmp_path: Path) -> None:
+    """Beside the right key it is one of the fork's own."""
+    wrong = FORK.replace("train_batch_size: 64", "train_batch_siz: 64")
+    [problem] = load_request(in_checkout(tmp_path, wrong), None, here=True, skip_files=True).problems
+    assert problem.field == "data.train_batch_siz" and "did you mean data.train_batch_size?" in problem.fix
+    both = FORK.replace("train_batch_size: 64", "train_batch_size: 64, train_batch_size2: 32")
+    (tmp_path / "both").mkdir()
+    assert load_request(in_checkout(tmp_path / "both", both), None, here=True, skip_files=True).problems == ()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
+from posttrain.dialects.verl.rules.checkout_managers import manager_in_checkout
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ROLLOUT
@@ -26,13 +25,6 @@ WHOLE_SEQUENCE = ("0.1", "0.2")
 RATE_LIMITED_TIMEOUT_S = 300.0  # of one call of the manager rate_limited
 MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
 MANAGERS = ("naive", "prime", "dapo", "batch", "remote", "gdpo", "rate_limited")
-
-# verl's folders in a fork, and the same folder of a package that builds on verl
-CHECKOUT_MANAGERS = (
-    "verl/workers/reward_manager",
-    "verl/experimental/reward_loop/reward_manager",
-    "*/workers/reward_manager",
-)
 
 
 def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, Any], str]:
@@ -174,7 +166,7 @@ def _manager(keys: Reader) -> str:
 def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the term of a manager that the user wrote: one of a file that is named, else a name that the file of the reward
     function or an imported module registers. Empty for verl's own."""
-    manager = _manager(keys)
+    written = manager = _manager(keys)
     section = next((at for at in ("reward.reward_manager", "reward_manager") if get(keys, f"{at}.module.path")), None)
     file = get(keys, f"{section}.module.path") if section else None
     if section:
@@ -183,9 +175,11 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
         return {}
     modules = get(keys, "actor_rollout_ref.model.external_lib", [])
     module = modules if isinstance(modules, str) else next(iter(modules), None)
-    file = file or _in_checkout(manager) or path or (f"pkg://{module}" if module else None)
+    if file is None and (found := manager_in_checkout(manager)) is not None:
+        file, manager = found
+    file = file or path or (f"pkg://{module}" if module else None)
     key = f"{_MODEL}.reward_manager"
-    near = nearest(manager, MANAGERS)
+    near = nearest(written, MANAGERS)
     if file is None or (near and section is None and abs(len(near) - len(manager)) < 2):
         what = f"{key} must be one of {', '.join(MANAGERS)}, or one of your own; no file that registers {manager!r} is named"
         fix = (
@@ -204,13 +198,6 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     elif keys.ledger.version in WHOLE_SEQUENCE:
         term["own_score"] = True
     return term
-
-
-def _in_checkout(manager: str) -> str | None:
-    """Return the file of a fork, in the current folder, that registers a manager under this name; None without one."""
-    registers = re.compile(rf"""@register\(\s*["']{re.escape(manager)}["']""")
-    files = (file for folder in CHECKOUT_MANAGERS for file in sorted(Path().glob(f"{folder}/*.py")))
-    return next((str(file) for file in files if registers.search(file.read_text("utf-8", errors="replace"))), None)
 
 
 def _workers(keys: Reader) -> dict[str, Any]:
