@@ -124,7 +124,9 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str | Non
     """Return the known name most similar to ``name``; None when none is close enough to be a misspelling."""
     # Prefer a name with this beginning: ppo suggests ppo_clip, not dppo_tv.
     begins = [each for each in known if len(name) >= 3 and each.startswith(name)]
-    matches = get_close_matches(name, begins, n=1, cutoff=0.0) or get_close_matches(name, list(known), n=1, cutoff=0.6)
+    # Likeness depends on the order of the two: tictactoe is like interaction, and interaction is not like tictactoe.
+    alike = [each for each in known if get_close_matches(each, [name], n=1, cutoff=0.6)]
+    matches = get_close_matches(name, begins, n=1, cutoff=0.0) or get_close_matches(name, alike, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 

@@ -33,6 +33,7 @@ _SOKOBANS = {
 }
 _CELL_PIXELS = {"sokoban": 16, "frozen_lake": 64}  # of gym_sokoban's and gymnasium's pictures
 _FAMILIES = ("game:", "code:", "eval:", "vision:")  # of GEM
+_OF_YOUR_OWN = "one of your own is env_type: FILE.py:Class, with reset and step (docs/environments.md)"
 _STAND_IN = "frozen_lake"  # for planned ones, so that sizes, devices and turns are still checked
 # ROLL's numbers, in the order of our names.
 _LAKE_MOVES = ("Left", "Down", "Right", "Up")
@@ -80,8 +81,10 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         return {"name": _STAND_IN, "settings": {}, "max_turns": _turns(keys, at)}
     if other is None and kind not in ENVS.names() and ":" not in str(kind):
         known = [*ENVS.names(), "webshop", *ROLLS]
-        keys.problem(f"there is no environment {kind} (known: {', '.join(known)})", key=f"{at}.env_type",
-                     fix=did_you_mean(str(kind), known, listed=True))  # fmt: skip
+        what = f"there is no environment {kind} (known: {', '.join(known)})"
+        fix = did_you_mean(str(kind), known, listed=True) or _OF_YOUR_OWN
+        if all(problem.what != what for problem in keys.problems):  # once, whatever the number of its tags
+            keys.problem(what, key=f"{at}.env_type", fix=fix)
         return None
     kind, settings = other or (kind, _settings(keys, at, kind, config))
     _say_where(keys, tag, kind, config)

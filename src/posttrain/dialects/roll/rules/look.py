@@ -53,6 +53,31 @@ def warmup(keys: Reader, section: str, role: str) -> dict[str, Any]:
         fields[f"{role}.schedule.warmup_rounding"] = "up"
     elif not steps and keys[f"{args}.lr_scheduler_type"] == "inverse_sqrt":
         fields[f"{role}.schedule.timescale_updates"] = 10_000
+    return fields | _shape(keys, args, role)
+
+
+def _shape(keys: Reader, args: str, role: str) -> dict[str, Any]:
+    """The floor of the learning rate and its waves, which ROLL hands on to transformers and Megatron."""
+    key, kind = f"{args}.lr_scheduler_kwargs", keys[f"{args}.lr_scheduler_type"]
+    given = {name: value for name, value in (keys[key] or {}).items() if value is not None}
+    known = {"min_lr", "min_lr_rate"} | ({"num_cycles"} if kind == "cosine" else set())
+    for name in sorted(given.keys() - known):
+        keys.problem(f"{key}.{name} has no meaning for {kind} here", key=f"{key}.{name}",
+                     fix=f"use {' or '.join(sorted(known))}, or remove it", refused=True)  # fmt: skip
+    wrong = [name for name in sorted(given.keys() & known) if not isinstance(given[name], int | float)]
+    for name in wrong:
+        keys.problem(f"{key}.{name} must be a number, not {given[name]!r}", key=f"{key}.{name}", fix=f"use {name}: 0.1")
+    lr, fields = keys[f"{args}.learning_rate"], dict[str, Any]()
+    if wrong or not lr > 0:
+        return fields
+    floor = given["min_lr"] / lr if "min_lr" in given else given.get("min_lr_rate")
+    if floor is not None and not 0 <= floor <= 1:
+        keys.problem(f"{key}: the lowest learning rate is {floor * lr:g}, and the highest {lr:g}", key=key,
+                     fix=f"use a min_lr from 0 to {lr:g}")  # fmt: skip
+    elif floor is not None and kind not in ("constant", "constant_with_warmup"):
+        fields[f"{role}.schedule.min_lr_ratio"] = floor
+    if "num_cycles" in given and kind == "cosine":
+        fields[f"{role}.schedule.cycles"] = given["num_cycles"]
     return fields
 
 

@@ -58,6 +58,7 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     if samples_only(keys):
         devices["policy"] = devices["rollout"]
         keys.warn("actor_train has no devices, so the run plays the episodes of all its steps once and trains nothing")
+    devices["rollout"] = _beside_the_policy(keys, devices["policy"], devices["rollout"])
     judges = [device_ids(keys, section) for section in _judges(keys)]
     taught = teacher_devices(keys).values() if keys["is_pure_opd"] or keys["use_opd"] else []
     total = max((max(ids) + 1 for ids in (*devices.values(), *judges, *taught) if ids), default=1)
@@ -93,6 +94,24 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     fields |= _sampler(keys, devices["rollout"] or [0])
     megatron = keys["actor_train.strategy_args.strategy_name"] == f"{MEGATRON}_train"
     return RollLayout(policy=policy, critic=critic, megatron=megatron), fields
+
+
+def _beside_the_policy(keys: Reader, policy: list[int], rollout: list[int]) -> list[int]:
+    """Return the samplers' devices. Of an asynchronous run that samples on the policy's devices and on more, those are the others
+    (ROLL's partial mode: the samplers on the policy's devices pause while it trains)."""
+    shared = {*policy} & {*rollout}
+    others = [each for each in rollout if each not in shared]
+    if keys["async_generation_ratio"] <= 0 or not shared or not others:
+        return rollout
+    keys.warn(
+        f"actor_infer samples on devices {_listed(others)}, and leaves {_listed(sorted(shared))} to actor_train, which trains "
+        "there at the same time; responses are the same"
+    )
+    return others
+
+
+def _listed(ids: list[int]) -> str:
+    return ", ".join(map(str, ids))
 
 
 def _judges(keys: Reader) -> list[str]:
