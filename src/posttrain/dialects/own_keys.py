@@ -139,15 +139,7 @@ def _naming(keys: Sequence[str]) -> str:
 def looks_misspelt(key: str, guess: str) -> bool:
     section, _, leaf = key.rpartition(".")
     other_section, _, other = guess.rpartition(".")
-    if section != other_section or _has_a_word_more(leaf, other):
-        return False
-    return SequenceMatcher(None, leaf, other, autojunk=False).ratio() >= MISSPELT
-
-
-def _has_a_word_more(leaf: str, other: str) -> bool:
-    """Return True for a name that holds all words of the other in their order, and one of its own: fsp_save_steps, save_steps."""
-    words, rest = iter(leaf.split("_")), other.split("_")
-    return leaf.count("_") > other.count("_") and all(any(word == each for each in words) for word in rest)
+    return section == other_section and SequenceMatcher(None, leaf, other, autojunk=False).ratio() >= MISSPELT
 
 
 def drops_any_value(key: str, known: Known) -> bool:

@@ -141,3 +141,15 @@ def test_roles_that_cannot_take_turns_are_told() -> None:
         text.startswith("actor_train and actor_infer are both on devices 2, 3: with async_generation_ratio=1")
         for text in loaded.warnings
     )
+
+
+def test_samplers_leave_the_policys_devices_to_training_where_they_have_others() -> None:
+    loaded = roll(
+        "actor_train.device_mapping=[0,1,2,3]", "actor_infer.device_mapping='list(range(0,8))'", "async_generation_ratio=1",
+        "generate_opt_level=1",
+    )  # fmt: skip
+    assert loaded.problems == ()
+    assert (loaded.config.policy.devices, loaded.config.rollout.devices) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert any("actor_infer samples on devices 4, 5, 6, 7, and leaves 0, 1, 2, 3" in text for text in loaded.warnings)
+    together = roll("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[0,1,2,3]")
+    assert together.config.rollout.devices is None  # in turns with the policy

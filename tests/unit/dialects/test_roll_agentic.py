@@ -549,3 +549,11 @@ def test_templates_of_2025_and_of_the_step_manager(load) -> None:
     settings = config.named["FrozenLake"].settings
     assert config.sample_per_turn and (settings["turns_apart"], settings["history_turns"]) == (True, 3)
     assert "first_turn" not in settings
+
+
+def test_an_environment_of_ones_own_is_asked_for_once_and_the_fix_says_how(load) -> None:
+    kinds = {tag: {"env_type": "tictactoe", "max_steps": 3} for tag in ("First", "Second")}
+    manager = BASE["train_env_manager"] | {"tags": ["First", "Second"], "num_groups_partition": [3, 1]}
+    (problem,) = load(custom_envs=kinds, train_env_manager=manager).problems
+    assert problem.what.startswith("there is no environment tictactoe (known: ")
+    assert problem.fix.startswith("one of your own is env_type: FILE.py:Class")

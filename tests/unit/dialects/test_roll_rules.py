@@ -731,3 +731,33 @@ def test_options_of_megatron_that_change_no_number_are_reported(option: str) -> 
     loaded = load("actor_train.strategy_args.strategy_name=megatron_train", f"actor_train.{CONFIG}.{option}")
     (told,) = [one for one in loaded.ignored if one.key.endswith(option.partition("=")[0])]
     assert not loaded.unsupported and "no number" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("cosine", "{min_lr: 1e-7}", ("cosine", 0.1, 0.5)),
+        ("cosine_with_min_lr", "{min_lr_rate: 0.25}", ("cosine", 0.25, 0.5)),
+        ("linear", "{min_lr: 5e-7}", ("linear", 0.5, 0.5)),
+        ("cosine", "{num_cycles: 1.5}", ("cosine", 0.0, 1.5)),
+        ("cosine_with_min_lr", "null", ("cosine", 0.0, 0.5)),
+    ],
+)
+def test_the_lowest_learning_rate_and_its_waves(kind: str, settings: str, expected: tuple[str, float, float]) -> None:
+    args = (f"{TRAIN}.learning_rate=1e-6", f"{TRAIN}.lr_scheduler_type={kind}")
+    schedule = config_of(*args, f"+{TRAIN}.lr_scheduler_kwargs={settings}").policy.schedule
+    assert (schedule.name, pytest.approx(schedule.min_lr_ratio), schedule.cycles) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{min_lr: 1e-3}", "the lowest learning rate is 0.001, and the highest 1e-06"),
+        ("{min_lr: low}", "min_lr must be a number, not 'low'"),
+        ("{wsd_decay_steps: 5}", "wsd_decay_steps has no meaning for cosine here"),
+    ],
+)
+def test_what_the_learning_rate_cannot_do(settings: str, message: str) -> None:
+    args = (f"{TRAIN}.learning_rate=1e-6", f"{TRAIN}.lr_scheduler_type=cosine")
+    (problem,) = load(*args, f"+{TRAIN}.lr_scheduler_kwargs={settings}").problems
+    assert message in problem.what and problem.fix

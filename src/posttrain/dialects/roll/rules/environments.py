@@ -83,7 +83,8 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         known = [*ENVS.names(), "webshop", *ROLLS]
         what = f"there is no environment {kind} (known: {', '.join(known)})"
         fix = did_you_mean(str(kind), known, listed=True) or _OF_YOUR_OWN
-        if all(problem.what != what for problem in keys.problems):  # once, whatever the number of its tags
+        # Once, whatever the number of its tags
+        if all(problem.what != what for problem in keys.problems):
             keys.problem(what, key=f"{at}.env_type", fix=fix)
         return None
     kind, settings = other or (kind, _settings(keys, at, kind, config))
