@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from posttrain.config.reward import RewardTerm
@@ -20,6 +21,7 @@ from posttrain.libraries.verl import modules as verl_modules
 from posttrain.records.prompts import Prompt
 from posttrain.rewards.user import UserRewardError, check_function, load_function
 from posttrain.user_files import bound_names, import_path, last_line, parse_file, place_of, source_file
+from posttrain.verl_rows import columns_read
 
 TokenizerOf = Callable[[], Any]
 REGISTRIES = ("verl.workers.reward_manager", "verl.experimental.reward_loop.reward_manager")
@@ -80,11 +82,12 @@ class _Managed:
 
     def __init__(self, manager: Any, term: RewardTerm):
         self._manager, self._file = manager, str(source_file(term.path or ""))
+        self._columns = columns_read(parse_file(self._file, Path(self._file)))
 
     def __call__(self, prompts: Sequence[Prompt], responses: Sequence[Any]) -> list[Mapping[str, Any]]:
         from posttrain.libraries.verl.protocol import scored_batch  # imports torch
 
-        batch = scored_batch(_rows(prompts, responses))
+        batch = scored_batch(_rows(prompts, responses, self._columns))
         try:
             if hasattr(self._manager, "run_single"):
                 return asyncio.run(_one_by_one(self._manager, batch))
@@ -119,7 +122,9 @@ def _result(row: Any, number: int, extra: Mapping[str, Sequence[Any]], count: in
     return {**beside, **({TOKEN_REWARDS: rewarded} if rewarded > 1 else {}), "score": float(row.sum())}
 
 
-def _rows(prompts: Sequence[Prompt], responses: Sequence[Any]) -> dict[str, Any]:
+def _rows(prompts: Sequence[Prompt], responses: Sequence[Any], columns: Sequence[str]) -> dict[str, Any]:
+    """The batch in plain values; of further ``columns``, those that a row has (data.extra_columns)."""
+    there = [name for name in columns if any(name in prompt.extra_info for prompt in prompts)]
     return {
         **{name: [each[name] for each in responses] for name in ("prompt_ids", "response_ids", "response_mask")},
         "objects": {
@@ -129,6 +134,7 @@ def _rows(prompts: Sequence[Prompt], responses: Sequence[Any]) -> dict[str, Any]
             "uid": [prompt.prompt_id for prompt in prompts],
             "index": [prompt.extra_info.get("index", 0) for prompt in prompts],
             "raw_prompt": [list(prompt.messages) for prompt in prompts],
+            **{name: [prompt.extra_info.get(name) for prompt in prompts] for name in there},
         },
     }
 

@@ -409,3 +409,11 @@ def test_a_word_of_a_fork_that_says_what_verls_own_key_says_needs_no_name() -> N
     assert dropped.unsupported == () and any(one.key == f"{R}.n_agent" for one in dropped.ignored)
     assert read(f"+{R}.n_agent=5", f"{R}.n=5", drop=True).unsupported == ()
     assert len(read(f"+{R}.n_agent=5", f"{R}.n=4", drop=True).unsupported) == 1
+
+
+def test_a_plus_before_a_key_that_only_the_peers_own_file_holds_is_no_error_for_a_fork() -> None:
+    """verl 0.4's generation.yaml holds rollout.disable_log_stats, an earlier one does not."""
+    given = ["data.path=a.parquet", "model.path=m", "+rollout.disable_log_stats=False"]
+    [problem] = read_config("generation", given, "verl").problems
+    assert problem.what == "rollout.disable_log_stats is there already"
+    assert read_config("generation", given, "verl", drop_unknown=True).problems == ()

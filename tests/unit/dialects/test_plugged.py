@@ -99,13 +99,15 @@ def test_a_manager_that_a_forks_program_chooses_by_name_is_its_class(
 ) -> None:
     folder = tmp_path / "verl/workers/reward_manager"
     folder.mkdir(parents=True)
-    (folder / "votes.py").write_text("class Votes:\n    pass\n")
+    reads = 'data.non_tensor_batch["answer"], data.non_tensor_batch.get("level"), data.non_tensor_batch["uid"]'
+    (folder / "votes.py").write_text(f"class Votes:\n    def __call__(self, data):\n        return {reads}\n")
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(chooses)
     monkeypatch.chdir(tmp_path)
     loaded = read_config(None, [*VERL, "reward_model.reward_manager=majority"], "verl")
     term = loaded.config.reward.terms[0]
     assert (term.name, term.path, term.kind) == ("Votes", "verl/workers/reward_manager/votes.py", "manager")
+    assert list(loaded.config.data.extra_columns) == ["answer", "level"]
     other = read_config(None, [*VERL, "reward_model.reward_manager=minority"], "verl")
     assert any("no file that registers 'minority'" in each.what for each in other.problems)
 

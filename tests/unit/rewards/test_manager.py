@@ -59,6 +59,14 @@ class Wrong(Votes):
     def __call__(self, data):
         return torch.zeros(1, 1)
 
+class Columns(Votes):
+    def __call__(self, data):
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        for i in range(len(data)):
+            item = data[i].non_tensor_batch
+            rewards[i, 0] = item["answer"] + 10 * item.get("level", 0) + 100 * ("domain" in data.non_tensor_batch)
+        return rewards
+
 class Loop:
     def __init__(self, config, tokenizer, compute_score, reward_router_address=None):
         self.tokenizer = tokenizer
@@ -79,8 +87,10 @@ def own(tmp_path):
     sys.modules.update(before)
 
 
-def group(*responses: tuple[int, ...]) -> TrajectoryGroup:
-    prompt = Prompt(prompt_id="a:0", token_ids=(1, 2), text="?", data_source="sums", ground_truth="7 7")
+def group(*responses: tuple[int, ...], **columns: object) -> TrajectoryGroup:
+    prompt = Prompt(
+        prompt_id="a:0", token_ids=(1, 2), text="?", data_source="sums", ground_truth="7 7", extra_info=columns
+    )
     made = [
         Trajectory(
             sample_id=f"a:0/{number}",
@@ -123,6 +133,13 @@ def test_a_reward_loop_is_called_with_one_row_at_a_time(own):
         (("Loop", 4.0), ("Loop/rows", 1.0)),
         (("Loop", 9.0), ("Loop/rows", 1.0)),
     ]
+
+
+def test_a_manager_finds_the_columns_that_it_reads(own):
+    """answer 3 + 10 x level 2; domain is no column of these rows."""
+    config = RewardConfig(terms=[RewardTerm(name="Columns", path=own, kind="manager")])
+    [outcome] = load_rewards(config, tokenizer=tokenizer).score(group((4, 5), answer=3, level=2))
+    assert outcome.value == 23.0
 
 
 OLD_CODE = """

@@ -254,7 +254,10 @@ def _apply(
     if not exists and needed:
         return _absent(this, places, known)
     adds_another = exists and node[step] is not None and not isinstance(this.value, dict | list)
-    if this.action == "add" and adds_another and not _alike(node[step], this.value):
+    of_another_file = (
+        by_default and later and this.key not in places
+    )  # a fork's own file may lack what the peer's holds
+    if this.action == "add" and adds_another and not of_another_file and not _alike(node[step], this.value):
         fix = f"without the + it is replaced: {this.text.lstrip('+')}"
         return Problem(f"{this.key} is there already", where=this.where, fix=fix)
     if exists and isinstance(node[step], dict) and isinstance(this.value, dict):

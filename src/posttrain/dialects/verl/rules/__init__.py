@@ -58,7 +58,11 @@ def rules(keys: Reader) -> dict[str, Any]:
         fields |= lora(keys, "critic.model", "critic")
     fields |= sampling(keys)
     fields |= records.data(keys)
+    read_by_manager = fields.get("data.extra_columns", [])
     fields |= turns(keys)
+    if read_by_manager:
+        columns = [*fields["data.extra_columns"], *read_by_manager]
+        fields["data.extra_columns"] = list(dict.fromkeys(columns))
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)
     fields |= recipes.recipe(keys)

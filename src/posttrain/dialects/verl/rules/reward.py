@@ -12,7 +12,9 @@ from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ROLLOUT
 from posttrain.dialects.verl.rules.prime import is_prime, process_reward
 from posttrain.dialects.verl.strategies import SHARDED
-from posttrain.errors import nearest
+from posttrain.errors import ConfigError, nearest
+from posttrain.user_files import parse_file, source_file
+from posttrain.verl_rows import columns_read
 
 _SHARDS = "reward_model.model.fsdp_config"
 _FUNCTION = "custom_reward_function"
@@ -47,7 +49,19 @@ def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, A
     for name in ("model", "strategy", "micro_batch_size", "micro_batch_size_per_gpu", "max_length", "truncation"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
     term = _term(keys)
-    return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
+    return {"reward.terms": [term]} | _columns(term) | _overlong(keys) | _workers(keys), term["name"]
+
+
+def _columns(term: dict[str, Any]) -> dict[str, Any]:
+    """The further columns of the data that a manager of the user's reads, as verl's batch has every column. A file that cannot
+    be read is reported with the term."""
+    if term.get("kind") != "manager":
+        return {}
+    try:
+        columns = columns_read(parse_file(term["path"], source_file(term["path"])))
+    except ConfigError:
+        return {}
+    return {"data.extra_columns": columns} if columns else {}
 
 
 def _function_path(keys: Reader) -> str | None:
