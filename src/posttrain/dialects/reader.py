@@ -62,6 +62,7 @@ class Reader:
         self.warnings = [
             f"the environment variable {name} is not set here; the run needs it" for name in composed.unset
         ]
+        self.meant: dict[str, str] = {}  # keys of sections that take any, and the known ones that they are slips of
         self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
         self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in

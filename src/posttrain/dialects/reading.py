@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from posttrain.dialects.own_keys import (
     Settled,
     alone_in_its_group,
     is_named,
+    looks_misspelt,
     settle,
 )
 from posttrain.dialects.plugged import is_own, plug_in_named, read_by_own
@@ -106,7 +107,8 @@ def read_dialect(
         warnings += [words.text(text) for text in entry.warnings_of(config) if words.is_written(text)]
         warnings += [words.text(text) for text in secret_warnings(config)]
         # One key may set a field of the sampler and of validation, and is wrong once
-        problems += dict.fromkeys(words.translate([*entry.check(config), *alone_in_its_group(settled, config)]))
+        checked = words.translate([*entry.check(config), *alone_in_its_group(settled, config)])
+        problems += dict.fromkeys(_with_the_keys_meant(checked, reader.meant))
         reader.unsupported += words.translate(_unsupported(entry, config, here=here))
     label = f"{dialect.name}@{version}" if version else dialect.name
     return LoadedConfig(
@@ -121,6 +123,16 @@ def read_dialect(
         changes=tuple(words.text(change) for change in changes),
         words=words,
     )
+
+
+def _with_the_keys_meant(problems: list[Problem], meant: Mapping[str, str]) -> list[Problem]:
+    """The problems; of an option that an engine has not, and that is a slip of one of the dialect's keys, with this key."""
+    return [
+        replace(problem, fix=f"{GUESS} {meant[problem.field].rpartition('.')[2]}?")
+        if problem.field in meant and problem.fix.startswith(GUESS)
+        else problem
+        for problem in problems
+    ]
 
 
 def _unsupported(entry: Entry, config: Any, *, here: bool) -> list[Problem]:
@@ -167,6 +179,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
         if near := known.slip(key, row) if reader.named(key) and (inside or row.name.endswith(".**")) else "":
             where = reader.sources.where(key)
             reader.warn(f"{key} is not known here, at {where}; {GUESS} {near}?")
+            reader.meant[key] = near
         _by_status(reader, key, value, row, here=here)
 
 
@@ -198,6 +211,14 @@ def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
         reader.slips.append(Problem(f"{what}, and {dialect.name} ignores it", fix=fix, where=where, field=key))
 
 
+def _let_its_value_stand(reader: Reader, known: Known, own: Own) -> None:
+    """Let rules read a refused misspelling as the key that was meant, so that nothing more is reported for its default's sake."""
+    meant = known.guess(own.key)
+    row = reader.ledger.find(meant) if meant and looks_misspelt(own.key, meant) else None
+    if row is not None and row.status == "mapped" and not reader.written(meant) and fits(own.value, row.type):
+        reader.put(meant, own.value)
+
+
 def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     """Handle all keys of the user's own together."""
     read = read_by_own(reader) | _read_from_files(reader)
@@ -210,6 +231,10 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     reader.ignored += settled.ignored
     reader.problems += settled.problems
     reader.unsupported += settled.unsupported
+    refused = {problem.field for problem in settled.problems}
+    for one in own:
+        if one.key in refused:
+            _let_its_value_stand(reader, known, one)
     for key in reader.own_keys:
         row = reader.ledger.find(key)
         if row is not None and not known.is_free(row):

@@ -557,3 +557,31 @@ def test_an_environment_of_ones_own_is_asked_for_once_and_the_fix_says_how(load)
     (problem,) = load(custom_envs=kinds, train_env_manager=manager).problems
     assert problem.what.startswith("there is no environment tictactoe (known: ")
     assert problem.fix.startswith("one of your own is env_type: FILE.py:Class")
+
+
+def test_a_class_that_a_fork_registers_plays_its_environment(load, tmp_path: Path) -> None:
+    package = tmp_path / "roll" / "pipeline" / "agentic" / "env"
+    package.mkdir(parents=True)
+    registered = 'import gem\ngem.register("poker", entry_point="roll.games.poker:Poker")\n'
+    registered += 'gem.register(env_id="dice", entry_point="roll.games:Dice")\n'
+    (package / "__init__.py").write_text(registered)
+    kinds = {
+        "First": {
+            "env_type": "poker",
+            "max_steps": 3,
+            "env_config": {"players": 2},
+            "agent_template": "{observation}?",
+        },
+        "Second": {"env_type": "dice", "max_steps": 3, "agent_system_template": "S"},
+    }
+    manager = BASE["train_env_manager"] | {"tags": ["First", "Second"], "num_groups_partition": [3, 1]}
+    loaded = load(custom_envs=kinds, train_env_manager=manager)
+    assert said(loaded) == []
+    first, second = (loaded.config.environment.named[tag] for tag in ("First", "Second"))
+    assert (first.name, first.settings["path"], first.settings["root"]) == (
+        "gem_class",
+        "roll.games.poker:Poker",
+        str(tmp_path.resolve()),
+    )
+    assert (first.settings["options"], first.settings["template"]) == ({"players": 2}, "{observation}?")
+    assert (second.settings["path"], second.settings["system"]) == ("roll.games:Dice", "S")

@@ -761,3 +761,9 @@ def test_what_the_learning_rate_cannot_do(settings: str, message: str) -> None:
     args = (f"{TRAIN}.learning_rate=1e-6", f"{TRAIN}.lr_scheduler_type=cosine")
     (problem,) = load(*args, f"+{TRAIN}.lr_scheduler_kwargs={settings}").problems
     assert message in problem.what and problem.fix
+
+
+def test_a_slip_of_a_key_that_the_engine_does_not_have_gets_the_dialects_own() -> None:
+    wrong = f"actor_train.{CONFIG}.pypeline_model_parallel_size"
+    (problem,) = load(MEGATRON, *SIXTEEN, f"+{wrong}=2").problems
+    assert (problem.field, problem.fix) == (wrong, "did you mean pipeline_model_parallel_size?")

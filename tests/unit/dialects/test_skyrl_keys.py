@@ -320,9 +320,9 @@ def test_value_forms_of_real_scripts(written: str, key: str, value: Any, monkeyp
 
 
 def test_a_new_key_needs_a_plus_and_an_unknown_one_gets_the_nearest() -> None:
-    loaded = read_dialect(DIALECT, None, ["trainer.train_batchsize=8", "generator.sampling_params.seed=3"])
+    loaded = read_dialect(DIALECT, None, ["trainer.train_batchsize=512", "generator.sampling_params.seed=3"])
     assert [str(problem) for problem in loaded.problems] == [
-        "there is no key trainer.train_batchsize in skyrl 2025-06, at override trainer.train_batchsize=8; did you mean "
+        "there is no key trainer.train_batchsize in skyrl 2025-06, at override trainer.train_batchsize=512; did you mean "
         "trainer.train_batch_size?",
         "generator.sampling_params.seed is not in skyrl 2025-06's own file, at override generator.sampling_params.seed=3; "
         "a key that is not there yet needs a +: +generator.sampling_params.seed=3",

@@ -100,3 +100,10 @@ def test_a_sample_for_every_turn_under_both_names(written: tuple[str, ...], per_
     asked = read(f"{G}.max_turns=3", f"{G}.batched=false", f"{G}.use_conversation_multi_turn=true", *written)
     environment = asked.config.environment
     assert (environment.sample_per_turn, environment.changed_history) == (per_turn, history)
+
+
+def test_nothing_else_is_reported_for_the_default_of_a_misspelt_key() -> None:
+    """Without its value 4 engines would take 16 devices."""
+    sizes = (f"{G}.backend=vllm", f"{G}.num_inference_engines=4")
+    (problem,) = read(*sizes, f"{G}.inference_engine_tensor_parallel_zise=1").problems
+    assert problem.fix == f"did you mean {G}.inference_engine_tensor_parallel_size?"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.roll.rules.forks import of_fork
 from posttrain.dialects.roll.rules.look import count
 from posttrain.dialects.roll.rules.worlds import WRAPPED, world
 from posttrain.errors import did_you_mean, nearest
@@ -79,6 +80,8 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
                        key=f"{at}.env_type",
                        fix="use frozen_lake or sokoban, or an environment of your own: file.py:Class")  # fmt: skip
         return {"name": _STAND_IN, "settings": {}, "max_turns": _turns(keys, at)}
+    if other is None and kind not in ENVS.names() and ":" not in str(kind):
+        other = of_fork(keys, str(kind), config)
     if other is None and kind not in ENVS.names() and ":" not in str(kind):
         known = [*ENVS.names(), "webshop", *ROLLS]
         what = f"there is no environment {kind} (known: {', '.join(known)})"
