@@ -8,11 +8,14 @@ devices) or ``CachedRows`` (one new token per row against a key/value cache, for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from posttrain.errors import ModelError, Problem
+from posttrain.models.latent_attention import attend_latent
 from posttrain.models.packed_attention import Packed, attend_packed
 from posttrain.models.sequence_parallel import SplitRow, attend_split
 
@@ -27,6 +30,8 @@ NOT_COMPUTED = ("s_aux", "sinks", "position_bias")
 
 class Cache(Protocol):
     """Key/value cache of earlier tokens."""
+
+    latent: bool  # of models.latent_attention
 
     def attend(
         self, layer: int, query: Tensor, scaling: float, window: int | None = None, softcap: float | None = None
@@ -64,13 +69,15 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Compute attention of one layer, in the calling convention of transformers.
 
-    Args: query [B, heads, Q, head_dim]; key, value [B, kv_heads, K, head_dim] with heads a multiple of kv_heads;
-        sliding_window: a query sees at most this many of the latest keys, itself included; softcap c: scores x
-            are replaced by c tanh(x / c) (Gemma 2). Dropout is omitted on purpose:
-            the trainer must score exactly the sampled distribution.
-    Returns: [B, Q, heads, head_dim], None.
+    Args: query [B, heads, Q, head_dim]; key, value [B, kv_heads, K, head_dim] with heads a multiple of kv_heads; values may be
+        narrower than keys; sliding_window: a query sees at most this many of the latest keys, itself included; softcap c: scores
+        x are replaced by c tanh(x / c) (Gemma 2). Dropout is omitted on purpose: the trainer must score exactly the sampled
+        distribution.
+    Returns: [B, Q, heads, width of values], None.
     Raises: ModelError when the model requests a feature that this attention does not compute.
     """
+    width = value.shape[-1]
+    value = pad(value, (0, key.shape[-1] - width))
     if attention_layout is None:
         raise ModelError(
             Problem(
@@ -90,10 +97,14 @@ def attention(
                 field="model.path",
             )
         )
-    if isinstance(attention_layout, Packed):
-        return attend_packed(query, key, value, attention_layout, scaling, sliding_window, softcap), None
-    if isinstance(attention_layout, SplitRow):
-        return attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap), None
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    output = attention_layout.cache.attend(layer, query[:, :, 0], scaling, sliding_window, softcap)
-    return output[:, None], None
+    if isinstance(attention_layout, CachedRows):
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        attend = partial(attention_layout.cache.attend, layer, scaling=scaling, window=sliding_window, softcap=softcap)
+        latent = attention_layout.cache.latent
+        output = attend_latent(module, query[:, :, 0], attend) if latent else attend(query[:, :, 0])
+        output = output[:, None]
+    elif isinstance(attention_layout, SplitRow):
+        output = attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap)
+    else:
+        output = attend_packed(query, key, value, attention_layout, scaling, sliding_window, softcap)
+    return output[..., :width], None

@@ -262,8 +262,8 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
     found = None
     if getattr(config, "model_type", "") == "gpt_oss":
         found = "attention sinks"
-    elif getattr(config, "kv_lora_rank", None):
-        found = "multi-head latent attention"
+    elif getattr(config, "index_topk", None):
+        found = "attention to tokens that an indexer chooses"
     elif getattr(config, "use_bidirectional_attention", None):
         found = "attention to later tokens"
     elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}:

@@ -25,18 +25,23 @@ class ExpertLayers:
 
 def expert_layers(text: Mapping[str, Any]) -> ExpertLayers | None:
     """Read the fields of a config.json; None for a model without experts. Raises: KeyError for fields it lacks."""
-    experts = text.get("num_experts") or text.get("num_local_experts")
+    experts = text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts")
     if not experts:
         return None
     every, plain = text.get("decoder_sparse_step") or 1, text.get("mlp_only_layers") or ()
-    layers = tuple(number not in plain and (number + 1) % every == 0 for number in range(text["num_hidden_layers"]))
+    first = text.get("first_k_dense_replace") or 0  # DeepSeek and models like it
+    layers = tuple(
+        number >= first and number not in plain and (number + 1) % every == 0
+        for number in range(text["num_hidden_layers"])
+    )
     if not any(layers):
         return None
+    width = text.get("moe_intermediate_size") or text["intermediate_size"]
     return ExpertLayers(
         experts=experts,
         chosen=text["num_experts_per_tok"],
-        width=text.get("moe_intermediate_size") or text["intermediate_size"],
-        shared_width=text.get("shared_expert_intermediate_size") or 0,
+        width=width,
+        shared_width=text.get("shared_expert_intermediate_size") or width * (text.get("n_shared_experts") or 0),
         normalised=text.get("model_type") == "mixtral" or bool(text.get("norm_topk_prob")),
         layers=layers,
     )

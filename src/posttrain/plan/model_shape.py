@@ -35,7 +35,7 @@ class ModelShape:
     layers: int
     hidden: int
     query_width: int  # heads x their size
-    key_value_width: int  # key/value heads x their size
+    key_value_width: int  # key/value heads x their size: cached for every token, as often for keys as for values
     heads: int
     key_value_heads: int
     vocabulary: int
@@ -79,13 +79,20 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
     layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
     kv_heads = text.get("num_key_value_heads") or heads
+    attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
+    if text.get("kv_lora_rank"):
+        # Attention is over as many keys as heads. Cached are one latent vector and one rotated key for all of them, twice.
+        head, attention = text["qk_nope_head_dim"] + text["qk_rope_head_dim"], _latent_attention(text, hidden, heads)
+        key_value_width = text["kv_lora_rank"] + text["qk_rope_head_dim"]
+    else:
+        key_value_width = kv_heads * head
     outer = text["vocab_size"] * hidden * (1 if text.get("tie_word_embeddings") else 2) + hidden
     return ModelShape(
-        parameters=parameters or outer + _layers(text, hidden, heads, kv_heads, head),
+        parameters=parameters or outer + _layers(text, hidden, attention),
         layers=layers,
         hidden=hidden,
         query_width=heads * head,
-        key_value_width=kv_heads * head,
+        key_value_width=key_value_width,
         heads=heads,
         key_value_heads=kv_heads,
         vocabulary=text["vocab_size"],
@@ -94,15 +101,31 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
     )
 
 
-def _layers(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head: int) -> int:
-    """Count the weights of all layers: attention, two norms, and a gated MLP or experts with router and shared MLP."""
-    attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
+def _latent_attention(text: Mapping[str, Any], hidden: int, heads: int) -> int:
+    """Count the weights of a layer's latent attention (models.latent_attention), with its norms."""
+    rank, turned, plain = text["kv_lora_rank"], text["qk_rope_head_dim"], text["qk_nope_head_dim"]
+    values, of_queries = text["v_head_dim"], heads * (text["qk_nope_head_dim"] + turned)
+    first = text.get("q_lora_rank")
+    queries = hidden * first + first + first * of_queries if first else hidden * of_queries
+    latents = hidden * (rank + turned) + rank + rank * heads * (plain + values)
+    return int(queries + latents + heads * values * hidden)
+
+
+def _layers(text: Mapping[str, Any], hidden: int, attention: int) -> int:
+    """Count the weights of all layers: attention, two norms, and a gated MLP or experts with router and shared MLP.
+
+    Args: attention, weights of a layer's.
+    """
     layers, experts = text["num_hidden_layers"], expert_layers(text)
     each = layers * (attention + 2 * hidden)
     if experts is None:
         return int(each + layers * 3 * hidden * text["intermediate_size"])
     mixed = sum(experts.layers)
-    beside = experts.experts * hidden + 3 * hidden * experts.shared_width + (hidden if experts.shared_width else 0)
+    beside = (
+        experts.experts * hidden
+        + 3 * hidden * experts.shared_width
+        + (hidden if text.get("shared_expert_intermediate_size") else 0)
+    )
     plain = (layers - mixed) * 3 * hidden * text["intermediate_size"] if mixed < layers else 0
     return int(each + experts.parameters(hidden) + mixed * beside + plain)
 

@@ -43,6 +43,21 @@ FAMILIES = {
         "query_pre_attn_scalar": 20,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "deepseek_v3": {  # latents of keys and values, which are narrower than keys
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 12,
+        "q_lora_rank": 10,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 7,
+        "head_dim": 6,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
 }
 SLIDING = ["mistral", "gemma3_text"]
 

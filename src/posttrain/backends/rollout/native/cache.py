@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.models.latent_attention import has_latents, stored
+
 LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library sees few shapes
 GROWTH = 1.5  # of the number of slots
 LENGTH_GROWTH = 1.125  # of their length: less, because products include the unused part
@@ -99,8 +101,8 @@ class Slots:
         if not length:
             return  # the slot may not have been allocated
         for keys, values in zip(self.keys, self.values, strict=True):
-            for stored in self._beginning(keys, values, length):
-                stored[target] = stored[source]
+            for kept in self._beginning(keys, values, length):
+                kept[target] = kept[source]
 
 
 class TiledSlots(Slots):
@@ -158,8 +160,10 @@ class KeyValueCache:
         device: torch.device,
         most_slots: int | None = None,
         tile_step: int | None = None,
+        latent: bool = False,
     ):
         self.kv_heads = kv_heads
+        self.latent = latent
         self.most_slots = most_slots  # bound of the reserve of slots
         self.longest_response: int | None = None  # bound of the reserve of length; tokens
         plain = partial(Slots, layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
@@ -176,10 +180,15 @@ class KeyValueCache:
         """Create a cache with the sizes of ``model``."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        latent = has_latents(config)
+        if latent:
+            width = config.kv_lora_rank + config.qk_rope_head_dim
         return cls(
             layers=config.num_hidden_layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            kv_heads=1 if latent else getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=width,
+            latent=latent,
             dtype=model.dtype,
             device=model.device,
             most_slots=most_slots,
@@ -283,10 +292,16 @@ class KeyValueCache:
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store a layer's keys and values, [1, kv_heads, N, head_dim] when prefilling, [rows, kv_heads, 1, head_dim] when
         decoding. When decoding they are returned unchanged: ``attend`` reads the past. When prefilling, the known tokens of the
-        parts are appended in their order, as models.packed_attention.continued_layout expects."""
+        parts are appended in their order, as models.packed_attention.continued_layout expects.
+
+        Models with latent attention give latents and rotated keys instead, [., 1, N, .] each, and get such.
+        """
+        given, width = (key, value), key.shape[3]
+        if self.latent:
+            key, value = stored(key, value)
         if self._parts is None:
             self.write(layer, key[:, :, 0], value[:, :, 0])
-            return key, value
+            return given
         keys, values = self.prompts.keys[layer], self.prompts.values[layer]
         all_keys, all_values = [key], [value]
         copied = False
@@ -300,7 +315,8 @@ class KeyValueCache:
             if known:
                 all_keys.append(keys[slot, :, :, :known].transpose(1, 2)[None])
                 all_values.append(values[slot, :, :known][None])
-        return torch.cat(all_keys, dim=2), torch.cat(all_values, dim=2)
+        joined = torch.cat(all_keys, dim=2)
+        return (joined[..., :width], joined[..., width:]) if self.latent else (joined, torch.cat(all_values, dim=2))
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the new token of every row. Args: key, value [rows, kv_heads, head_dim]."""

@@ -113,7 +113,7 @@ def _is_attention(module: Any, head_dim: int) -> bool:
     parts = _parts(module)
     if not any({*inputs, output} | norms == parts for inputs in INPUTS for output in OUTPUTS for norms in _norm_sets()):
         return False
-    norms = [getattr(module, name).weight for names in HEAD_NORMS for name in names if name in parts]
+    norms = [getattr(getattr(module, name), "weight", None) for names in HEAD_NORMS for name in names if name in parts]
     return all(isinstance(weight, Tensor) and weight.dim() == 1 and len(weight) % head_dim == 0 for weight in norms)
 
 

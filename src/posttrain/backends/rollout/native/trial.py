@@ -43,11 +43,10 @@ def fast_pass(model: PreTrainedModel, kernels: PassKernels | None = None) -> tup
         try:
             with _same_experts(decoder, passes=2):
                 reason = _difference(model, decoder)
-        except Exception as error:  # a compiler that is missing, or a device that is too small, as Triton reports it
-            if chosen is None:
-                with refused_if_it_fails(model):
-                    raise
-            unused = f"they cannot be run ({' '.join(str(error).split())[:200]})"
+        except Exception as error:  # noqa: BLE001 - no compiler, a device too small for Triton, parts called otherwise
+            said = " ".join(str(error).split())[:200]
+            unused = f"they cannot be run ({said})"
+            reason = f"the fast pass cannot be run on {type(model).__name__} ({said})"
             continue
         finally:
             decoder.drop_weights()
@@ -188,7 +187,7 @@ class _WatchedCache:
     """A cache that records the scaling and window of each layer."""
 
     def __init__(self, cache: KeyValueCache):
-        self.cache = cache
+        self.cache, self.latent = cache, cache.latent
         self.settings: dict[int, tuple[float, int | None, float | None]] = {}
 
     def attend(

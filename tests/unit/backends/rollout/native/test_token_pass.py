@@ -61,8 +61,33 @@ FAST = {
 BY_MODULES = {
     "cohere": "CohereAttention rotates neighbouring numbers",
     "gpt_neox": "GPTNeoXModel does not consist of",
+    "deepseek_v3": "DeepseekV3Attention consists of kv_a_layernorm",
+    "deepseek_v2": "DeepseekV2Attention consists of kv_a_layernorm",  # queries without latents
+    "minicpm3": "MiniCPM3Attention consists of kv_a_layernorm",
 }
-SIZES_OF = FAST | {"gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4}}
+LATENTS = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "head_dim": 6,
+    "num_key_value_heads": 4,
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+SIZES_OF = FAST | {
+    "gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4},
+    "deepseek_v3": LATENTS | ROUTED,
+    "deepseek_v2": LATENTS | ROUTED | {"q_lora_rank": None},
+    "minicpm3": LATENTS,
+}
 ODD = {
     "head of 80, three queries a key": {
         "head_dim": 80,
@@ -327,12 +352,13 @@ def test_weights_are_those_of_now(dtype: torch.dtype) -> None:
     assert (after - expected).norm() < (1e-4 if dtype is torch.float32 else 0.05) * expected.norm()
 
 
-def test_adapter_is_applied() -> None:
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_adapter_is_applied(family: str) -> None:
     pytest.importorskip("peft")
     from posttrain.config.lora import LoraConfig
     from posttrain.models.lora import add_adapter
 
-    model = build("llama")
+    model = build(family, **SIZES_OF[family])
     tokens = torch.randint(0, 64, (PROMPT + STEPS,))
     plain = follow(model, TokenPass(model), tokens)
     add_adapter(model, LoraConfig(rank=4))
@@ -341,7 +367,7 @@ def test_adapter_is_applied() -> None:
             if "lora_B" in name:
                 weight.normal_()
     token_pass = TokenPass(model)
-    assert token_pass.decoder is not None, token_pass.note
+    assert (token_pass.decoder is None) == (family in BY_MODULES), token_pass.note
     got = follow(model, token_pass, tokens)
     torch.testing.assert_close(got, packed_logits(model, tokens), rtol=1e-3, atol=1e-4)
     assert not torch.allclose(got, plain, atol=0.1)
