@@ -213,7 +213,8 @@ def detect_entry(dialect: str, path: str | None, overrides: Sequence[str], asked
     for name in _defaults_list(path):
         if name in PEER_FILES and PEER_FILES[name][0] == dialect:
             return ENTRIES[PEER_FILES[name][1]]
-    keys = _keys(path, overrides) | _keys(None, overrides)
+    # Hydra's own say nothing about an entry, whichever of them has rows for it
+    keys = {key for key in _keys(path, overrides) | _keys(None, overrides) if key.partition(".")[0] != "hydra"}
     if dialect == "native":
         return entry_of(lambda entry, key: has_key(key, entry.root), keys, asked)
     table = cache(_ledger(dialect).of)

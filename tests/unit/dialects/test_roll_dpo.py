@@ -90,3 +90,9 @@ def test_train_names_the_command_that_reads_it(tmp_path: Path) -> None:
 def test_what_is_missing_is_one_problem(tmp_path: Path, override: str, key: str) -> None:
     [problem] = read(tmp_path, override).problems
     assert problem.field == key
+
+
+def test_a_file_of_2025_is_seen_by_its_columns_whatever_hydra_has_in_it(tmp_path: Path) -> None:
+    of_2025 = "".join(line for line in FILE.splitlines(True) if not line.startswith(("ipo", "beta", "label")))
+    of_2025 += "hydra: {run: {dir: .}, output_subdir: null}\n"
+    assert read(tmp_path, text=of_2025).entry == "tune"
