@@ -35,6 +35,8 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
         return "not tried: a judge alone scores it"
     if config.reward.model is not None or config.environment.name not in (None, SINGLE_TURN):
         return "not tried: it needs a reward model, tools or an environment of its own"
+    if any(each.settings.get("pictures") for each in config.environment.named.values()):
+        return "not tried: it needs a model that sees"
     if config.policy.routing_replay or config.rollout.routing_replay or config.loss.router_balance_coef:
         return "not tried: it needs a model with experts"
     folder.mkdir(parents=True)
