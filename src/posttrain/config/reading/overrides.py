@@ -254,9 +254,7 @@ def _apply(
     if not exists and needed:
         return _absent(this, places, known)
     adds_another = exists and node[step] is not None and not isinstance(this.value, dict | list)
-    of_another_file = (
-        by_default and later and this.key not in places
-    )  # a fork's own file may lack what the peer's holds
+    of_another_file = by_default and later  # a fork may have added the key to its file since, or not yet
     if this.action == "add" and adds_another and not of_another_file and not _alike(node[step], this.value):
         fix = f"without the + it is replaced: {this.text.lstrip('+')}"
         return Problem(f"{this.key} is there already", where=this.where, fix=fix)
