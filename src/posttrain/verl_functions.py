@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from posttrain.settings import REQUIRED, Setting, default_of
@@ -87,11 +88,13 @@ class VerlFunction:
         return tuple(dict.fromkeys((*self.inputs.values(), *more, *(("mask",) if self.is_loss else ()))))
 
 
+@lru_cache(maxsize=64)  # a request asks for the same one a dozen times
 def find(tree: ast.Module, name: str) -> VerlFunction | None:
     """The function for verl or SkyRL that a file has under ``name``: registered so (``@register_policy_loss("mine")``),
     called so, or the only one whose name begins with ``compute_<name>_``, as forks of verl call theirs. None without one."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _is_for_verl(node)]
-    registered = [node for node in functions if name in _registered_names(node, tree)]
+    by_call = _registered_by_call(tree, name)
+    registered = [node for node in functions if node.name in by_call or name in _registered_names(node, tree)]
     called = [node for node in functions if node.name == name]
     like = [node for node in functions if node.name.startswith(f"compute_{name}_")]
     for found in (registered, called, like):
@@ -123,12 +126,18 @@ def _registered_names(node: ast.FunctionDef, tree: ast.Module) -> Iterator[str]:
                         yield name
                     case ast.Attribute(value=ast.Name(id=enum), attr=member):
                         yield _member(tree, enum, member)
-    for line in ast.walk(tree):  # SkyRL's AdvantageEstimatorRegistry.register("name", function)
+
+
+def _registered_by_call(tree: ast.Module, name: str) -> set[str]:
+    """Functions that a file registers by a call: SkyRL's ``AdvantageEstimatorRegistry.register("name", function)``."""
+    found = set()
+    for line in ast.walk(tree):
         match line:
             case ast.Call(
-                func=ast.Attribute(attr="register"), args=[ast.Constant(value=str(name)), ast.Name(id=called)]
-            ) if called == node.name:
-                yield name
+                func=ast.Attribute(attr="register"), args=[ast.Constant(value=str(given)), ast.Name(id=called)]
+            ) if given == name:
+                found.add(called)
+    return found
 
 
 def _member(tree: ast.Module, enum: str, member: str) -> str:

@@ -183,3 +183,16 @@ def test_verls_own_estimator_is_ours() -> None:
     theirs, _ = compute_grpo_outcome_advantage(rewards, MASK.float(), groups.numpy())
     ours = grpo(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(4, dtype=torch.bool), groups, MASK)
     assert torch.equal(theirs, ours)
+
+
+def test_a_file_with_many_functions_is_walked_once(monkeypatch):
+    """A fork's core_algos.py has dozens; a walk for each took seconds."""
+    from posttrain import verl_functions
+
+    one = "def compute_f{n}_advantage(token_level_rewards, response_mask, index):\n    return token_level_rewards, index\n"
+    tree = ast.parse("".join(one.format(n=number) for number in range(40)))
+    walked = []
+    walk = ast.walk
+    monkeypatch.setattr(verl_functions.ast, "walk", lambda node: walked.append(node is tree) or walk(node))
+    assert verl_functions.find(tree, "f7").definition.name == "compute_f7_advantage"
+    assert verl_functions.find(tree, "f7") is not None and sum(walked) <= 3
