@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from posttrain.config.reading import plain_yaml
+from posttrain.libraries import yaml_text
 from sources import FILES, PACKAGE, nodes_of
 
 BOXED = PACKAGE / "sandbox/inside.py"
@@ -22,7 +23,7 @@ SENT_INTO_BOXES = PACKAGE / "envs/repair/in_box.py"
 # By the last name of what is called: eval, builtins.eval, pickle.loads, sympy.sympify, …
 NAMES = {"eval", "exec", "parse_expr", "sympify", "unsafe_load", "full_load"}
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-SAFE_YAML = {"SafeLoader", "CSafeLoader", "BaseLoader", "_Loader"}  # the last one is plain_yaml's, see below
+SAFE_YAML = {"SafeLoader", "CSafeLoader", "BaseLoader", "_Loader", "_LOADER"}  # for the last two see below
 # Methods of the same names that are something else: model.eval() switches dropout off.
 METHODS = {"eval"}
 
@@ -86,6 +87,7 @@ def test_two_files_execute_and_only_in_a_box() -> None:
 
 
 def test_a_loader_of_yaml_of_our_own_makes_plain_values() -> None:
+    assert yaml_text._LOADER in (yaml.SafeLoader, yaml.CSafeLoader)
     assert issubclass(plain_yaml._Loader, yaml.SafeLoader | yaml.CSafeLoader)
     assert set(plain_yaml._Loader.yaml_constructors) == set(yaml.SafeLoader.yaml_constructors)
     assert not plain_yaml._Loader.yaml_multi_constructors

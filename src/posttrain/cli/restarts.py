@@ -1,12 +1,14 @@
 """``posttrain train --restarts N``: a supervisor that starts the run again after a crash, at most N times, each with its reason.
 
 It imports nothing heavy. The run is its child, in a session of its own, and tells it over a socket where its folder is and which
-error ended it. A second child, the standby, has imported its libraries and waits, so that a restart does not have to.
+error ended it. A second child, the standby, has imported its libraries and waits, so that a restart does not have to: it forks
+the run and waits for the next, or where it cannot fork, becomes the run (``cli.supervised``).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -162,18 +164,22 @@ class _Supervisor:
         if self.asked:  # while it was started
             run.send(signal.SIGTERM)
         began = time.monotonic()
-        while (code := run.process.poll()) is None:
-            if self._standby is None and not self.asked and time.monotonic() - began > STANDBY_AFTER_S:
+        while (code := run.poll()) is None:
+            needed = self._standby is None and run.alone and not self.asked
+            if needed and time.monotonic() - began > STANDBY_AFTER_S:
                 self._standby = _Child([*self._again(), "--standby"])
             time.sleep(LOOK_S)
-        told = run.messages()
+        told = run.take_messages()
         self._folder = next((Path(one.folder) for one in told if one.folder), self._folder)
         error = next((one.error for one in told if one.error), "")
         ending = Ending(
             code=code, step=self._last_step() + 1, error=error, in_use=any(one.kind == IN_USE for one in told)
         )
         self.endings.append(ending)
-        run.close()
+        if not run.alone and run.process.poll() is None:
+            self._run, self._standby = None, run
+        else:
+            run.close()
         return ending
 
     def _again(self) -> list[str]:
@@ -221,35 +227,65 @@ class _Supervisor:
 
 
 class _Child:
-    """A run; a standby waits for ``go``."""
+    """A process that is a run, or a standby, which begins one at ``go``."""
 
     def __init__(self, arguments: Sequence[str]):
         self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
         with theirs:
             command = [sys.executable, *PROGRAM, *arguments, f"--supervised={theirs.fileno()}"]
             self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
+        self._run: int | None = self.process.pid  # None: a standby that has not begun one
+        self._messages: list[Message] = []
+        self._unread = b""  # the beginning of a line
+
+    @property
+    def alone(self) -> bool:
+        """True when this process is the run itself, and no standby is left when it ends."""
+        return self._run == self.process.pid
 
     def go(self) -> bool:
-        """Tell a standby that it is its turn. Returns: False when it has ended."""
+        """Tell a standby that it is its turn, which may still be importing. Returns: False when it has ended."""
         if self.process.poll() is not None:
             return False
         with suppress(OSError):
             self._socket.sendall(b"go\n")
+            self._run = None
             return True
         return False
 
-    def send(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
+    def poll(self) -> int | None:
+        """The exit code of the run, or minus the number of the signal that ended it; None while it lives."""
+        self._read()
+        if self._run is None:
+            self._run = next((message.pid for message in self._messages if message.pid), None)
+        if self._run is None or self.alone:
+            return self.process.poll()
+        if ended := [message.code for message in self._messages if message.code is not None]:
+            return ended[0]
+        if self.process.poll() is None or _lives(self._run):
+            return None
+        return -signal.SIGKILL  # as its parent was, which therefore could not tell how it ended
 
-    def messages(self) -> list[Message]:
-        """Return what a process has told that is over now."""
-        data = b""
-        self._socket.setblocking(False)
+    def send(self, number: int) -> None:
+        if self._run is None or self.alone:
+            self.process.send_signal(number)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self._run, number)
+
+    def take_messages(self) -> list[Message]:
+        """Return what a run has told that is over now."""
+        self._read()
+        told, self._messages = self._messages, []
+        return told
+
+    def _read(self) -> None:
         with suppress(OSError):
             while got := self._socket.recv(1 << 16):
-                data += got
-        return messages_in(data)
+                self._unread += got
+        whole, _, self._unread = self._unread.rpartition(b"\n")
+        self._messages += messages_in(whole)
 
     def close(self) -> None:
         """End a process that still waits."""
@@ -257,3 +293,11 @@ class _Child:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

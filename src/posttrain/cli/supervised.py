@@ -1,4 +1,8 @@
-"""The side of a supervised run (``cli.restarts``): it waits until it is its turn, and tells its folder and its error."""
+"""The side of a supervised run (``cli.restarts``): it waits until it is its turn, and tells its folder and its error.
+
+A standby without accelerators forks each run that is started again, and waits for the next: libraries are imported once.
+Elsewhere it becomes the run itself, because a library of an accelerator may not survive a fork.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from dataclasses import asdict, dataclass
 from io import StringIO
 
 from posttrain.errors import ConfigError, Problem
-from posttrain.processes import descendants
+from posttrain.processes import descendants, proc
+from posttrain.run.early_stop import SIGNALS, heed_signals
 from posttrain.run.stopping import StopSignal
 
 LONGEST_ERROR = 2000  # characters
@@ -23,6 +28,8 @@ LONGEST_ERROR = 2000  # characters
 class Message:
     """A line to the supervisor."""
 
+    pid: int = 0  # of the run that a standby has begun
+    code: int | None = None  # with which that run has ended: its exit code, or minus the number of a signal
     folder: str = ""  # of the run
     error: str = ""  # that ended it
     kind: str = ""  # of the error
@@ -43,6 +50,7 @@ class Supervised:
     def __init__(self, descriptor: int | None, *, waits: bool = False):
         self._socket = None
         self._waits = waits
+        self.accelerated = True  # false where the run uses no accelerator, which the caller finds out while it prepares
         if descriptor is not None:
             self._socket = socket.socket(fileno=descriptor)
             # A supervisor that is killed takes the run along, which saves first.
@@ -64,9 +72,29 @@ class Supervised:
                 yield
         except Exception as error:
             raise SystemExit(1) from error
-        if not self._socket.recv(3):
-            raise SystemExit(0)
+        self._wait_for_turn(self._socket)
         sys.stderr.write(said.getvalue())
+
+    def _wait_for_turn(self, supervisor: socket.socket) -> None:
+        """Return in the process that is to be the run. Raises: SystemExit when the supervisor has ended."""
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in heeded:  # there is nothing to tidy up here
+            signal.signal(number, signal.SIG_DFL)
+        forks = not self.accelerated and proc.LINUX and proc.thread_count() == 1 and not descendants.has_children()
+        while supervisor.recv(3):
+            pid = os.fork() if forks else os.getpid()
+            if pid and forks:
+                self._tell(Message(pid=pid))
+                _, status = os.waitpid(pid, 0)
+                self._tell(Message(code=os.waitstatus_to_exitcode(status)))
+                continue
+            if forks:
+                begin_after_fork()
+            else:
+                self._tell(Message(pid=pid))
+            heed_signals()
+            return
+        raise SystemExit(0)
 
     def check(self, resume: str) -> None:
         """Raises: ConfigError for a run that must not resume."""
@@ -89,3 +117,16 @@ class Supervised:
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(asdict(message)).encode() + b"\n")
+
+
+def begin_after_fork() -> None:
+    """Make a forked process what it would be if it had been started: the leader of a session, with random states of its own."""
+    standby = os.getppid()
+    os.setsid()
+    descendants.die_with_parent(standby, signal.SIGTERM)
+    if (
+        "numpy" in sys.modules
+    ):  # Python's own generator sees to that itself, and torch's begins with the same state everywhere
+        import numpy as np
+
+        np.random.seed(None)

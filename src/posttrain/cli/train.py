@@ -79,6 +79,8 @@ def _train(
         with importing():
             from posttrain.build.train import train_run
 
+        run.accelerated = may_be_accelerated(loaded.config.placement.device)
+
     with placed_by(loaded), run.told(loaded.config.folder):
         run.check(loaded.config.run.resume)
         train_run(
@@ -88,6 +90,14 @@ def _train(
             say=announce,
             replay=replay,
         )
+
+
+def may_be_accelerated(device: str) -> bool:
+    """Return False where a run uses no accelerator: it is on a CPU, or torch was built for none."""
+    import torch
+
+    built_for = (torch.version.cuda, torch.version.hip, torch.version.xpu)
+    return device != "cpu" and any(each is not None for each in built_for)
 
 
 def replayed(run: Path, arguments: list[str]) -> list[str]:

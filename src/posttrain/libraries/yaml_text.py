@@ -62,8 +62,13 @@ def _measure(text: str) -> None:
 
 
 def safe_load(text: str) -> Any:
-    """Build the plain values of a document that ``check`` passes. Raises: yaml.YAMLError."""
+    """Build the plain values of a document that ``check`` passes.
+
+    Raises: yaml.YAMLError in the words of PyYAML's own parser, which other code describes.
+    """
     check(text)
+    with suppress(yaml.YAMLError):
+        return yaml.load(text, Loader=_LOADER)  # CSafeLoader, or SafeLoader without libyaml
     return yaml.load(text, Loader=yaml.SafeLoader)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,15 @@ def read_about(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
+def _read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
     with suppress(OSError, ValueError):
         text = path.read_text(encoding="utf-8")
         return text, _parsed(text)
     return "", {}
 
 
-def _parsed(text: str) -> dict[str, Any]:
+@lru_cache(maxsize=2)  # a start reads the same text up to four times
+def _parsed(text: str) -> Mapping[str, Any]:
     with suppress(ValueError, yaml.YAMLError):
         tree = yaml_text.safe_load(text)
         return flat(tree) if isinstance(tree, dict) else {}

@@ -8,19 +8,20 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
-import yaml
 
 from posttrain import __version__
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.roles import needs_values
 from posttrain.dialects.native.write import to_yaml
 from posttrain.errors import ConfigError, Problem
+from posttrain.libraries import yaml_text
 from posttrain.libraries.remote import is_url
 from posttrain.plan.hub import portable_config
 from posttrain.run.checkpoint_folders import is_used, steps_in
@@ -47,6 +48,17 @@ class RunFolder:
         self._starts_over = False
         self._writing = Lock()  # a checkpoint is put on record by the thread that has written it
         self.notes: list[str] = []  # for the user, of ``begin``
+
+    @cached_property
+    def _config_text(self) -> str:
+        """The configuration as in config.yaml."""
+        return to_yaml(self._config)
+
+    @cached_property
+    def _config_values(self) -> dict[str, Any]:
+        """The values of that text: what a later run reads there."""
+        values: dict[str, Any] = yaml_text.safe_load(self._config_text)
+        return values
 
     @property
     def checkpoints(self) -> Path:
@@ -244,7 +256,7 @@ class RunFolder:
             **machine,
         }
         self._write("running")
-        write_durably(self.path / CONFIG, to_yaml(self._config))
+        write_durably(self.path / CONFIG, self._config_text)
         return [*changed, *moved]
 
     def _began(self, about: Mapping[str, Any], first_step: int) -> int:
@@ -261,7 +273,7 @@ class RunFolder:
             id=self._about["id"],
             name=self._config.run.name,
             run_folder=str(self.path.resolve()),
-            config=to_yaml(self._config),
+            config=self._config_text,
             own_files=self._about["own_files"],
         )
         claim(self.checkpoints, owner)
@@ -296,8 +308,7 @@ class RunFolder:
 
     def _changes(self, before: LastRun) -> list[Change]:
         """Settings that differ from those of a run, and files of the user's own; none when it is not known what it had."""
-        now = yaml.safe_load(to_yaml(self._config))
-        configured = changes(before.config, now, type(self._config)) if before.config else []
+        configured = changes(before.config, self._config_values, type(self._config)) if before.config else []
         return [*configured, *changed_files(before.own_files, own_files(self._config))]
 
 

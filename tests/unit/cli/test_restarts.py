@@ -118,6 +118,65 @@ def test_a_standby_takes_over(program: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert starts(program) == ["-", "--standby"]
 
 
+# The same with the real standby, which forks its runs: FOLDER/processes has the ids of each run and its parent.
+FORKING = PROGRAM.replace(
+    'if "--standby" in sys.argv and not channel.recv(3):\n    sys.exit(0)',
+    """from posttrain.cli.supervised import Supervised
+run = Supervised(os.dup(descriptor), waits="--standby" in sys.argv)
+with run.preparing():
+    run.accelerated = os.path.exists(f"{folder}/accelerated")
+print(os.getpid(), os.getppid(), os.getsid(0), file=open(f"{folder}/processes", "a"))""",
+).replace("if end < 0:", "if end < 0:\n    time.sleep(0.3)")
+
+
+def processes(folder: Path) -> list[list[int]]:
+    return [[int(number) for number in line.split()] for line in (folder / "processes").read_text().splitlines()]
+
+
+def test_a_standby_forks_one_run_after_the_other(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(restarts, "STANDBY_AFTER_S", 0.0)
+    (program / "program.py").write_text(FORKING)
+    ends: list[object] = [KILLED, KILLED, "ValueError: no", SEGMENTATION, 7]
+    assert run(program, ends, [[1], [2], [3], [4], []], 4) == 7
+    assert starts(program) == ["-", *["--standby"] * 4]
+    first, *forked = processes(program)
+    assert first[1] == os.getpid()
+    assert len({pid for pid, _, _ in forked}) == 4
+    assert len({parent for _, parent, _ in forked}) == 1 and forked[0][1] != os.getpid()
+    # Each leads a session, as a run that was started does
+    assert all(pid == session for pid, _, session in [first, *forked])
+    said = [line for line in capfd.readouterr().err.splitlines() if "restart " in line]
+    assert [line.partition("run ")[2].partition(";")[0] for line in said] == [
+        "was killed by SIGKILL in step 2",
+        "was killed by SIGKILL in step 3",
+        "ended with exit code 3 in step 4 (ValueError: no)",
+        "was killed by SIGSEGV in step 5",
+    ]
+    for pid, parent, _ in processes(program):
+        assert not Path(f"/proc/{pid}").exists() and (parent == os.getpid() or not Path(f"/proc/{parent}").exists())
+
+
+def test_a_standby_with_an_accelerator_becomes_the_run(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "STANDBY_AFTER_S", 0.0)
+    (program / "program.py").write_text(FORKING)
+    (program / "accelerated").touch()
+    assert run(program, [KILLED, KILLED, 0], [[1], [2], []], 4) == 0
+    assert starts(program) == ["-", "--standby", "--standby"]
+    assert [parent for _, parent, _ in processes(program)] == [os.getpid()] * 3
+
+
+def test_a_standby_that_is_killed_ends_its_run(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "STANDBY_AFTER_S", 0.0)
+    # The second run kills its parent, and gets SIGTERM because of that
+    kill_parent = "if number == 1:\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(60)\nif end is None:"
+    (program / "program.py").write_text(FORKING.replace("if end is None:", kill_parent))
+    assert run(program, [KILLED, 5, 0], [[1], [2], []], 4) == 0
+    record = [json.loads(line) for line in (program / restarts.RECORD).read_text().splitlines()]
+    assert record[1]["reason"] == "was killed by SIGKILL in step 3"
+
+
 def test_a_signal_is_handed_on_and_ends_it(program: Path) -> None:
     (program / "ends").write_text("[null]")
     (program / "steps").write_text("[[1]]")
