@@ -1,7 +1,7 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
     python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
-        [--samplers 0] [--light 0]
+        [--samplers 0] [--light 0] [--critic]
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
 --workers 1,8,64 under Ray with so many ranks of the policy, which also sample unless there are --samplers. --light N: all ranks
@@ -37,8 +37,9 @@ from step import REWARD
 from traffic import Traffic
 
 GROUP = 8
-PHASES = ("rollout", "reward", "logprobs", "update", "outside of these", "step", "CPU of the driver")
-MODELS = ("rollout", "logprobs", "update")  # phases that are besides the point of docs/benchmarks.md's floor
+# Phases that are besides the point of docs/benchmarks.md's floor
+MODELS = ("rollout", "logprobs", "values", "critic_update", "update")
+PHASES = ("reward", *MODELS, "outside of these", "step", "CPU of the driver")
 BESIDES, USER = "CPU besides rollout and update", "of it in user mode"
 GROWTH = "memory, last tenth of the steps above the second"
 CALLS, POLLS = "calls of workers in a step", "polls of workers in that step"
@@ -57,6 +58,7 @@ def main() -> None:
         "--light", type=int, default=0, help="of the ranks but the first, in one process; 0: all are real"
     )
     parser.add_argument("--samplers", type=int, default=0, help="samplers on devices of their own, beside the ranks")
+    parser.add_argument("--critic", action="store_true", help="PPO: values, and generalised advantages of them")
     parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
     parser.add_argument("--profile", type=Path, help="a file for the profile of the driver, as cProfile writes it")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of the process of one size
@@ -136,6 +138,12 @@ def sections_of(samples: int, folder: Path, arguments: argparse.Namespace) -> di
         | ({"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}),
         "checkpoint": {"at_end": False},
     }
+    if arguments.critic:
+        sections["critic"] = {"engine": "null", "sequences_per_micro_batch_per_device": 64}
+        sections["critic"] |= (
+            {"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}
+        )
+        sections["advantage"] = {"name": "gae"}
     workers = int(arguments.workers)
     if workers:
         devices = list(range(workers + arguments.samplers))
@@ -209,7 +217,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     measured = [step for step in steps if "time/step_s" in step][1:]
-    timed = ("rollout", "reward", "logprobs", "update", "step")
+    timed = ("rollout", "reward", "logprobs", "values", "critic_update", "update", "step")
     seconds = {name: median(step.get(f"time/{name}_s", 0.0) for step in measured) for name in timed}
     phases = sum(seconds.values()) - seconds["step"]
     found = {

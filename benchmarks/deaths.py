@@ -63,7 +63,9 @@ def one_run(arguments: argparse.Namespace) -> int:
     sections = sections_of(
         arguments.samples,
         arguments.folder,
-        argparse.Namespace(steps=10**6, tokens=64, updates=2, workers=arguments.workers, samplers=0, reward="own"),
+        argparse.Namespace(
+            critic=False, steps=10**6, tokens=64, updates=2, workers=arguments.workers, samplers=0, reward="own"
+        ),
     )
     from posttrain.cli.errors import run_guarded
     from posttrain.cli.process import prepare

@@ -18,7 +18,18 @@ from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups, Worker
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
 
-COLUMNS = {"gaps_of_rows": 4, "weights_of_rows": 3}  # of the tables that ranks make of their rows (steps.measure)
+# Columns of the tables that ranks make of their rows (steps.measure, algos.statistics, run.samples)
+COLUMNS = {
+    "gaps_of_rows": 4,
+    "weights_of_rows": 3,
+    "_counts_and_sums": 4,
+    "_squares": 1,
+    "_returns_and_errors": 5,
+    "_squared_errors": 2,
+    "_sums_and_ends": 4,
+    "_sums_of_two": 2,
+    "_first_values": 1,
+}
 
 
 class LightRoles:
@@ -133,7 +144,7 @@ def use_light_ranks(per_process: int) -> None:
             name, wanted, *given = arguments
             if name == "rows_of":
                 of, record, *_ = given
-                given = [rows[record.binary()], COLUMNS[of.__name__]]
+                given = [rows[record.binary()], COLUMNS[getattr(of, "func", of).__name__]]
             # It reads no batch, whose records are of torch
             given = [None if isinstance(each, ray.ObjectRef) else each for each in given]
             arguments = (name, wanted, *given)

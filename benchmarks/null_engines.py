@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from null_samples import LOGPROB, NullSamples
+from null_samples import LOGPROB, VALUE, NullSamples
 from torch import Tensor
 
+from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.policy import PolicyModel
 from posttrain.backends.torch_training.ranks import RanksSharding
 from posttrain.backends.torch_training.scoring import over_rows
@@ -19,11 +20,12 @@ from posttrain.config import TrainingConfig
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.plan.engine import EnginePlan
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, PreferencePlan
+from posttrain.records.plans import LossPlan, PreferencePlan, ValueLossPlan
 from posttrain.records.prompts import Prompt
-from posttrain.records.statistics import ForwardBackwardStats
+from posttrain.records.span_tensors import row_counts
+from posttrain.records.statistics import ForwardBackwardStats, ValueStats
 from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
-from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES, TRAIN_ENGINES
+from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES, TRAIN_ENGINES, VALUE_ENGINES
 
 
 @ROLLOUT_ENGINES.register("null", shares_weights=True, reads_options=False)
@@ -111,3 +113,29 @@ class NullPolicy(PolicyModel):
 
         logprobs = over_rows(batch.sequences, self.cutter, self._sharding, of)
         return ForwardBackwardStats(loss=0.0, sums={}, tokens=int(batch.loss_mask.sum()), policy_logprobs=logprobs)
+
+
+@VALUE_ENGINES.register("null")
+class NullCritic(ValueModel):
+    """A critic of the model's weights, with values that are made, and a gradient of 0. Its updates read returns."""
+
+    sharding_of = NullPolicy.sharding_of
+
+    def values(self, batch: SequenceBatch) -> Tensor:
+        return over_rows(
+            batch, self.cutter, self._sharding, lambda rows: batch.rows(rows).response_mask[: len(rows)] * VALUE
+        )
+
+    def forward_backward(
+        self, batch: TrainBatch, loss: ValueLossPlan | PreferencePlan, counts: LossCounts
+    ) -> ValueStats:
+        for weight in self._masters.parameters.values():
+            weight.grad = torch.zeros_like(weight)
+
+        def of(rows: list[int]) -> Tensor:
+            critic = batch.rows(rows).critic
+            assert critic is not None
+            return critic.returns[: len(rows)] * 1.0
+
+        found = over_rows(batch.sequences, self.cutter, self._sharding, of)
+        return ValueStats(loss=0.0, sums={}, tokens=int(row_counts(batch.loss_mask).sum()), values=found)

@@ -9,6 +9,7 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 
 FIRST_TOKEN = 20  # of made responses, clear of special tokens
 LOGPROB = -1.0  # nats
+VALUE = 0.25  # of a critic, reward units
 
 
 class NullSamples:

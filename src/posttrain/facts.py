@@ -24,6 +24,9 @@ class AdvantageFacts:
     per_response: bool = False
     """The advantage is one number per response, which ``algos.groups.on_tokens`` puts on its tokens; of the mask it reads the
     number of tokens alone."""
+    by_rows: bool = False
+    """Advantages of a row follow from the row and from numbers over all tokens, by ``records.computed_tensors``: rows that lie in
+    other processes are computed there."""
     standardizes_groups: bool = False
     """True when, with normalize_by_std, shifting or scaling a group's rewards leaves its advantages unchanged."""
 

@@ -14,6 +14,7 @@ from posttrain.loops.rl_plan import RunPlan
 from posttrain.loops.rl_run import RlRun
 from posttrain.loops.training import LoopBody, StepReport, run_steps
 from posttrain.loops.validation import validate
+from posttrain.records.computed_tensors import rows_computed_by
 from posttrain.records.plans import StepPlan
 from posttrain.records.trajectories import ScoredGroup
 from posttrain.run.batch_files import batch_path, save_step
@@ -60,6 +61,10 @@ def run_rl(parts: RlRun, source: GroupSource) -> None:
         return source.epochs() if source.epochs else parts.loader.epochs
 
     def step(number: int, clock: Clock) -> StepReport:
+        with rows_computed_by(roles.over_rows):
+            return step_with(number, clock)
+
+    def step_with(number: int, clock: Clock) -> StepReport:
         version, epochs_before = roles.policy.version, epochs()
         try:
             step_plan = plan.step_plan(number)

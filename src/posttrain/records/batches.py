@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posttrain.records.images import PromptImages
-from posttrain.records.span_tensors import kept_rows, last_places, row_counts
+from posttrain.records.span_tensors import kept_rows, last_columns, last_places, row_counts, spread
 from posttrain.records.trajectories import OwnDraws
 
 Record = TypeVar("Record")
@@ -70,10 +70,8 @@ class SequenceBatch:
     @property
     def last_tokens(self) -> Tensor:
         """[B, T] bool: the token is the last one that was sampled in its trajectory."""
-        lengths = self.response_lengths
-        found = torch.zeros_like(self.response_mask)
-        found.scatter_(1, (lengths - 1).clamp(min=0)[:, None], (self.last_rows & (lengths > 0))[:, None])
-        return found
+        lengths = torch.where(self.last_rows, self.response_lengths, 0)
+        return last_columns(lengths, self.response_mask.shape[1])
 
     @property
     def turn_begins(self) -> Tensor:
@@ -166,7 +164,7 @@ class ShapedBatch:
         """[B, T] float32: token_rewards, or each trajectory's reward on its last sampled token; 0 elsewhere."""
         if self.token_rewards is not None:
             return self.token_rewards
-        return torch.where(self.sequences.last_tokens, self.rewards[:, None], 0.0)
+        return spread(self.rewards, self.sequences.last_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

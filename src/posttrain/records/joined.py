@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posttrain.records.batches import SequenceBatch
+from posttrain.records.span_tensors import row_counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,12 +80,17 @@ class SingleRows:
         return pad(found, (0, self.columns - self.mask.shape[1]))
 
 
+def has_single_rows(batch: SequenceBatch) -> bool:
+    """Return True for a batch in which every trajectory is one row without gaps."""
+    single = len(batch) > 0 and bool(batch.last_rows.all())
+    return single and torch.equal(batch.response_lengths, row_counts(batch.response_mask))
+
+
 def joined(batch: SequenceBatch) -> Joined | SingleRows:
     """The places of all sampled tokens (those of ``response_mask``), in the order of rows and columns."""
     mask = batch.response_mask
-    lengths = mask.sum(dim=1)
-    if len(mask) and bool(batch.last_rows.all()) and torch.equal(batch.response_lengths, lengths):
-        return SingleRows(mask[:, : max(int(lengths.max()), 1)], mask.shape[1])
+    if has_single_rows(batch):
+        return SingleRows(mask[:, : max(int(batch.response_lengths.max()), 1)], mask.shape[1])
     rows, columns = batch.response_mask.nonzero(as_tuple=True)
     last = batch.last_rows
     numbers = last.long().cumsum(0) - last.long()  # [B], which trajectory a row belongs to, counted from 0

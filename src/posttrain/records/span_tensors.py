@@ -13,7 +13,7 @@ The functions here take plain tensors, too, and give the same numbers for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from posttrain.records.computed_tensors import by_rows
 from posttrain.records.unread_tensors import UnreadTensor
 
 
@@ -119,6 +120,14 @@ def first_columns(lengths: Tensor, width: int) -> SpanTensor:
     return SpanTensor(spans, np.ones(len(of), np.bool_), width, torch.bool)
 
 
+def last_columns(lengths: Tensor, width: int) -> SpanTensor:
+    """A mask that is True in the last of the first columns of each row. Args: lengths [B], from 0 (no column) up to T; width T.
+    Returns: [B, T] bool."""
+    found = first_columns(lengths, width)
+    spans = replace(found.spans, begins=found.spans.ends - np.int32(1))
+    return SpanTensor(spans, found.of_rows, width, torch.bool)
+
+
 def mask_of_flags(flags: Sequence[Sequence[bool]], width: int) -> SpanTensor:
     """A mask of B rows of at most T flags each, False behind them. Args: width T. Returns: [B, T] bool."""
     lengths = np.fromiter(map(len, flags), np.int64, len(flags))
@@ -205,7 +214,7 @@ def with_values(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     if isinstance(tensor, SpanTensor):
         values = change(torch.from_numpy(tensor.of_rows))
         return SpanTensor(tensor.spans, values.numpy(), tensor.shape[1], values.dtype)
-    return change(tensor)
+    return by_rows(change, tensor, dtype=tensor.dtype)
 
 
 def runs_of(tensor: Tensor) -> SpanTensor | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from posttrain.interfaces.row_work import RowReader, as_they_are
 from posttrain.libraries.disk_errors import naming
 from posttrain.records.batches import SequenceBatch, TrainBatch
+from posttrain.records.computed_tensors import of_each_row
 from posttrain.records.images import PromptImages
 from posttrain.records.span_tensors import at_places, first_places, row_counts
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
@@ -51,8 +52,8 @@ def write_samples(
     last_row = {line: row for row, line in enumerate(line_of)}
     advantages: Sequence[float | None] = [None] * len(places)
     if isinstance(batch, TrainBatch):
-        first = at_places(batch.advantages, first_places(batch.sequences.response_mask))
-        in_loss, values = (row_counts(batch.loss_mask) > 0).tolist(), first.tolist()
+        first = of_each_row(_first_values, batch.advantages, batch.sequences.response_mask)
+        in_loss, values = (row_counts(batch.loss_mask) > 0).tolist(), first.squeeze(1).tolist()
         advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
     images = SampleImages(path.parent.parent)
     of_row = iter(advantages)
@@ -66,6 +67,11 @@ def write_samples(
             batch, trainer_logprobs, token_texts, line_of, token_rewards=token_rewards, read_rows=read_rows
         )
         _write(tokens, of_tokens)
+
+
+def _first_values(values: Tensor, mask: Tensor) -> Tensor:
+    """The value of each row at the first column that the mask selects, [B, 1]."""
+    return at_places(values, first_places(mask))[:, None]
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from posttrain.algos.statistics import whiten_parts
 from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import CriticTargets, SequenceBatch, ShapedBatch, TrainBatch
-from posttrain.records.joined import joined
+from posttrain.records.joined import has_single_rows, joined
 from posttrain.records.plans import AdvantagePlan
 from posttrain.records.span_tensors import spread, with_values
 from posttrain.registry import ADVANTAGES
@@ -103,7 +103,8 @@ def _run_estimator(
     if plan.path is None and ADVANTAGES.facts(plan.name).per_response:
         return per_response(estimator, plan, batch, {name: available[name] for name in needed}), None
     inputs = [available[name] for name in needed]
-    if "trajectory_index" in needed:
+    computes_rows = plan.path is None and ADVANTAGES.facts(plan.name).by_rows
+    if "trajectory_index" in needed or (computes_rows and has_single_rows(batch)):
         return _both(estimator(*inputs, **plan.parameters))
     whole = joined(batch)
     inputs = [whole.join_all(each) for each in inputs]

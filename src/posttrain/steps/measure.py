@@ -13,6 +13,7 @@ from posttrain.algos.statistics import explained_variance, masked_mean
 from posttrain.asynchrony.ledger import Entry
 from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
+from posttrain.records.computed_tensors import of_each_row
 from posttrain.records.prompts import Prompt
 from posttrain.records.span_tensors import SpanTensor, row_counts
 from posttrain.records.statistics import UpdateStats
@@ -235,6 +236,11 @@ def _sums_of_rows(values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
     if isinstance(values, SpanTensor) and isinstance(mask, SpanTensor):
         each = torch.from_numpy(values.of_rows).double()
         return torch.stack([each * tokens, each.abs() * tokens, each, each], dim=1)
+    return of_each_row(_sums_and_ends, values, mask)
+
+
+def _sums_and_ends(values: Tensor, mask: Tensor) -> Tensor:
+    """The sum of each row, of its sizes, the largest and the smallest value, [B, 4] float64."""
     kept = torch.where(mask, values, 0.0)
     return torch.stack(
         [
@@ -250,15 +256,19 @@ def _sums_of_rows(values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:
     """The critic's values before this step's update, beside the returns; empty without a critic."""
     mask = batch.loss_mask
-    if batch.critic is None or not mask.any():
+    count = int(row_counts(mask).sum())
+    if batch.critic is None or not count:
         return {}
     values, returns = batch.critic.values, batch.critic.returns
-    metrics = {
-        "critic/values_mean": masked_mean(values, mask).item(),
-        "critic/returns_mean": masked_mean(returns, mask).item(),
-    }
+    sums = of_each_row(_sums_of_two, values, returns, mask).sum(dim=0).tolist()
+    metrics = {"critic/values_mean": sums[0] / count, "critic/returns_mean": sums[1] / count}
     explained = explained_variance(values, returns, mask)
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
+
+
+def _sums_of_two(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """The sums of both in each row, [B, 2] float64."""
+    return torch.stack([torch.where(mask, each.double(), 0.0).sum(dim=1) for each in (values, returns)], dim=1)
 
 
 def gap_metrics(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from posttrain.algos.kl_reward import penalize_kl
 from posttrain.algos.overlong import overlong_penalty
 from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
 from posttrain.records.batches import ScoredBatch, ShapedBatch, TrainerLogprobs
+from posttrain.records.computed_tensors import by_rows, of_each_row
 from posttrain.records.plans import KlRewardPlan, RewardPlan
+from posttrain.records.span_tensors import kept_rows
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason, Trajectory
 
 
@@ -117,7 +120,7 @@ def _clipped(rewards: Tensor, valid: Tensor, plan: RewardPlan, state: RewardStat
 def _less_divergence(shaped: ShapedBatch, plan: KlRewardPlan, state: RewardState) -> ShapedBatch:
     """Take coef x KL(old || reference) from every token's reward; then steer the coefficient for the next step."""
     valid = shaped.scored.valid
-    mask = shaped.sequences.response_mask & valid[:, None]
+    mask = kept_rows(shaped.sequences.response_mask, valid)
     kl = _kl_of_tokens(shaped.logprobs, mask, plan.estimator)
     rewards, measured = penalize_kl(shaped.rewards_on_tokens(), kl, mask, kl_coef=state.kl_coef)
     state.metrics |= {"reward/kl": measured, "reward/kl_coef": state.kl_coef}
@@ -131,14 +134,21 @@ def _less_divergence(shaped: ShapedBatch, plan: KlRewardPlan, state: RewardState
 
 def _with_clipped_tokens(shaped: ShapedBatch, clip: float) -> ShapedBatch:
     """The batch with rewards of tokens cut to plus or minus clip."""
-    return _with_token_rewards(shaped, shaped.rewards_on_tokens().clamp(-clip, clip))
+    placed = shaped.rewards_on_tokens()
+    return _with_token_rewards(shaped, by_rows(partial(torch.clamp, min=-clip, max=clip), placed, dtype=placed.dtype))
 
 
 def _with_token_rewards(shaped: ShapedBatch, token_rewards: Tensor) -> ShapedBatch:
     """The batch with other rewards of tokens [B, T]; a trajectory's reward, on each of its rows, is the sum over them."""
     trajectories = shaped.sequences.trajectory_index
-    whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, token_rewards.sum(dim=1))
+    sums = of_each_row(_sums, token_rewards).squeeze(1)
+    whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, sums)
     return replace(shaped, token_rewards=token_rewards, rewards=whole[trajectories])
+
+
+def _sums(values: Tensor) -> Tensor:
+    """The sum of each row, [B, 1]."""
+    return values.sum(dim=1, keepdim=True)
 
 
 def _kl_of_tokens(logprobs: TrainerLogprobs, mask: Tensor, estimator: str) -> Tensor:
@@ -147,4 +157,4 @@ def _kl_of_tokens(logprobs: TrainerLogprobs, mask: Tensor, estimator: str) -> Te
         assert logprobs.full_kl is not None, "a KL over the vocabulary is computed before the rewards"
         return logprobs.full_kl
     assert logprobs.old is not None and logprobs.ref is not None, "the KL compares old with reference log-probs"
-    return token_kl(estimator, logprobs.old, logprobs.ref, mask)
+    return by_rows(partial(token_kl, estimator), logprobs.old, logprobs.ref, mask, dtype=logprobs.old.dtype)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from posttrain.algos.shapes import check_same_shape
 from posttrain.algos.statistics import whiten
+from posttrain.records.computed_tensors import by_rows
+from posttrain.records.span_tensors import kept_rows
 from posttrain.registry import ADVANTAGES
 from posttrain.settings import Share
 
 
-@ADVANTAGES.register("gae")
+@ADVANTAGES.register("gae", by_rows=True)
 def gae(
     token_rewards: Tensor,
     values: Tensor,
@@ -39,7 +43,17 @@ def gae(
     Source: arXiv:1506.02438, equation 16; the whitening is the usual one of PPO codes.
     """
     check_same_shape(token_rewards=token_rewards, values=values, response_mask=response_mask)
-    mask = response_mask & valid[:, None]
+    mask, inputs = kept_rows(response_mask, valid), (token_rewards, values)
+    found = partial(_advantages, gamma=gamma, gae_lambda=gae_lambda)
+    advantages = by_rows(found, *inputs, mask, dtype=torch.float64)
+    returns = by_rows(_returns, advantages, values, mask, dtype=torch.float32)
+    if estimator_whitens:
+        advantages = whiten(advantages, mask)
+    return by_rows(Tensor.float, advantages, dtype=torch.float32), returns
+
+
+def _advantages(token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
+    """Advantages before whitening, [B, T] float64; 0 where mask is False."""
     rewards, values = token_rewards.double(), values.double()
     advantages = torch.zeros_like(rewards)
     next_value = torch.zeros_like(rewards[:, 0])
@@ -49,6 +63,9 @@ def gae(
         next_advantage = torch.where(mask[:, t], delta + gamma * gae_lambda * next_advantage, next_advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = next_advantage
-    returns = torch.where(mask, advantages + values, 0.0)
-    advantages = whiten(advantages, mask) if estimator_whitens else torch.where(mask, advantages, 0.0)
-    return advantages.float(), returns.float()
+    return torch.where(mask, advantages, 0.0)
+
+
+def _returns(advantages: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Advantages + values, [B, T] float32; 0 where mask is False."""
+    return torch.where(mask, advantages + values.double(), 0.0).float()

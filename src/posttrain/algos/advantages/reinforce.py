@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor
 
 from posttrain.algos.returns import returns_to_go
+from posttrain.records.computed_tensors import by_rows
+from posttrain.records.span_tensors import kept_rows
 from posttrain.registry import ADVANTAGES
 from posttrain.settings import Share
 
 
-@ADVANTAGES.register("reinforce")
+@ADVANTAGES.register("reinforce", by_rows=True)
 def reinforce(token_rewards: Tensor, valid: Tensor, response_mask: Tensor, *, gamma: Share = 1.0) -> Tensor:
     """A = the discounted return from the token on: no baseline and no statistic.
 
@@ -23,4 +28,6 @@ def reinforce(token_rewards: Tensor, valid: Tensor, response_mask: Tensor, *, ga
     Returns: [B, T] float32, reward units, 0 where response_mask is False.
     Source: R. Williams, "Simple statistical gradient-following algorithms", 1992; ROLL's estimator of this name.
     """
-    return returns_to_go(token_rewards, response_mask & valid[:, None], gamma).float()
+    found = partial(returns_to_go, gamma=gamma)
+    returns = by_rows(found, token_rewards, kept_rows(response_mask, valid), dtype=torch.float64)
+    return by_rows(Tensor.float, returns, dtype=torch.float32)

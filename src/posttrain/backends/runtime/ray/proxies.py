@@ -14,6 +14,7 @@ from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
+from posttrain.records.computed_tensors import lies_elsewhere
 from posttrain.records.plans import (
     CriticUpdatePlan,
     DistillationPlan,
@@ -72,24 +73,25 @@ class RowWorkers:
         self._workers = workers
 
     def __call__(self, of: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        if not any(isinstance(each, StoredTensor) for each in tensors):
+        if not any(map(lies_elsewhere, tensors)):
             return of(*tensors)
         count = len(tensors[0])
         ranks = min(len(self._workers.members), count)
         bounds = pairwise(count * rank // ranks for rank in range(ranks + 1))
         shares = [self._workers.shelf.place([each[start:end] for each in tensors]) for start, end in bounds]
         asked = [(of, share.record, *share.arrays) for share in shares]
-        return torch.cat([from_plain(each) for each in self._workers.scatter("rows_of", asked, what=of.__name__)])
+        found = self._workers.scatter("rows_of", asked, what="numbers of the batch's rows")
+        return torch.cat([from_plain(each) for each in found])
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """See interfaces.row_work.RowReader. The first worker fetches the arrays and passes on these rows alone."""
-        stored = [each for each in tensors if isinstance(each, StoredTensor)]
+        stored = [each for each in tensors if lies_elsewhere(each)]
         if not stored:
             return list(tensors)
         held = self._workers.shelf.place(stored)
         [found] = self._workers.scatter("rows_in", [(held.record, *held.arrays)], what="rows of the batch")
         read = iter(found)
-        return [next(read).read() if isinstance(each, StoredTensor) else each for each in tensors]
+        return [next(read).read() if lies_elsewhere(each) else each for each in tensors]
 
 
 def _score(
