@@ -1,12 +1,13 @@
 """The useful share of the time of a run that is killed again and again (ETTR, effective training time ratio): `posttrain train
 --restarts` on the tiny model, whose process gets SIGKILL every --every seconds.
 
-    python benchmarks/restarts.py [--every 60,20] [--kills 4] [--save-every 5]
+    python benchmarks/restarts.py [--every 60,20] [--kills 4] [--save-every 5] [--clock cpu]
 
 Useful is what an undisturbed run would have needed for the steps that count in the end (a step that was lost and made again
 counts once), at the steps per second of such a run in the same minutes: its own checkpoints are no loss. Seconds are counted from
 the first step to the last kill. Every rate is a run of its own, with an undisturbed one of as many seconds as lie between
-two kills before it and behind it. On a machine whose other work changes, the share by the killed run's own clock says more:
+two kills before it and behind it. With --clock cpu all seconds are CPU seconds of all processes of the command, for a machine
+with other work: waiting is no part of them. On such a machine, the share by the killed run's own clock says more:
 seconds of the steps that count and of their checkpoints (timeline.jsonl), divided by all seconds. The parts of the rest are
 seconds from a kill to the end of the next step, less a step, and steps made twice. The CPU seconds of a start are of the run's
 processes, up to the end of its first step.
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,13 +39,14 @@ def main() -> None:
     parser.add_argument("--every", default="60,20", help="seconds between two kills")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--save-every", type=int, default=5, help="steps between two checkpoints")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     arguments = parser.parse_args()
     from common import print_table
 
     rows = []
     for every in map(float, arguments.every.split(",")):
         with tempfile.TemporaryDirectory() as temporary:
-            rows.append(measured(Path(temporary), every, arguments.kills, arguments.save_every))
+            rows.append(measured(Path(temporary), every, arguments))
     titles = ["a kill every", "kills", "seconds", "useful", "ETTR", "by its own clock", "starts, s", "made twice, s"]
     print_table([*titles, "s of a step", "s from a kill to the next step", "CPU s of a start"], rows)
 
@@ -59,21 +62,42 @@ class Followed:
     cpu_s: list[float] = field(default_factory=list)  # of each start
 
 
-def measured(folder: Path, every: float, kills: int, save_every: int) -> list[str]:
+class Clock:
+    """Seconds, or CPU seconds of a process and of all that it has started, also of those that have ended."""
+
+    def __init__(self, process: int, kind: str):
+        self._process, self._kind = process, kind
+        self._used: dict[int, float] = {}
+
+    def now(self) -> float:
+        if self._kind == "wall":
+            return time.time()
+        for pid in (self._process, *proc.descendants(self._process)):
+            with suppress(OSError, ValueError):
+                self._used[pid] = cpu_of(pid)
+        return sum(self._used.values())
+
+    def wait_until(self, moment: float) -> None:
+        while self.now() < moment:
+            time.sleep(0.02)
+
+
+def measured(folder: Path, every: float, arguments: argparse.Namespace) -> list[str]:
     """A row of the table."""
-    before = followed(folder / "before", every, 0, save_every)
-    found = followed(folder / "killed", every, kills, save_every)
-    after = followed(folder / "after", every, 0, save_every)
+    kills, how = arguments.kills, (every, arguments.save_every, arguments.clock)
+    before = followed(folder / "before", 0, *how)
+    found = followed(folder / "killed", kills, *how)
+    after = followed(folder / "after", 0, *how)
     rate = (before.steps + after.steps) / (2 * every)
     seconds = every * kills
-    step_s = found.own_s / max(found.steps, 1)
+    step_s = found.own_s / max(found.steps, 1) if arguments.clock == "wall" else 1 / rate
     return [
         f"{every:g} s",
         str(kills),
         f"{seconds:.0f}",
         f"{found.steps / rate:.0f}",
         f"{found.steps / (rate * seconds):.2f}",
-        f"{found.own_s / seconds:.2f}",
+        f"{found.own_s / seconds:.2f}" if arguments.clock == "wall" else "",
         f"{sum(found.gaps) - step_s * len(found.gaps):.1f}",
         f"{sum(found.twice) * step_s:.1f}",
         f"{step_s:.2f}",
@@ -82,24 +106,27 @@ def measured(folder: Path, every: float, kills: int, save_every: int) -> list[st
     ]
 
 
-def followed(folder: Path, every: float, kills: int, save_every: int) -> Followed:
-    """Follow a run."""
+def followed(folder: Path, kills: int, every: float, save_every: int, kind: str) -> Followed:
+    """Follow a run; without kills it has no supervisor."""
     folder.mkdir(parents=True)
     settings = prepared(folder, save_every)
-    command = [sys.executable, "-m", "posttrain", "train", *settings, f"--restarts={kills + 1}"]
+    restarts = [f"--restarts={kills + 1}"] if kills else []
+    command = [sys.executable, "-m", "posttrain", "train", *settings, *restarts]
     run, metrics = folder / "run", folder / "run" / "metrics.jsonl"
     found = Followed()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as supervisor:
-        began, _ = wait_for_step(metrics)
+        clock = Clock(supervisor.pid, kind)
+        wait_for_step(metrics, clock)
+        began = clock.now()
         for number in range(max(kills, 1)):
-            time.sleep(max(0.0, began + (number + 1) * every - time.time()))
+            clock.wait_until(began + (number + 1) * every)
             if kills:
                 used = {pid: cpu_of(pid) for pid in proc.descendants(supervisor.pid)}
-                made, file, killed = steps_in(metrics), metrics.stat().st_ino, time.time()
+                made, file, killed = steps_in(metrics), metrics.stat().st_ino, clock.now()
                 os.kill(trainer(run), signal.SIGKILL)
                 if number < kills - 1:
-                    again, kept = wait_for_step(metrics, file)
-                    found.gaps.append(again - killed)
+                    kept = wait_for_step(metrics, clock, file)
+                    found.gaps.append(clock.now() - killed)
                     found.twice.append(made - kept)
                     now = [trainer(run), *proc.descendants(trainer(run))]
                     found.cpu_s.append(sum(cpu_of(pid) - used.get(pid, 0.0) for pid in now))
@@ -147,13 +174,13 @@ def prepared(folder: Path, save_every: int) -> list[str]:
     ]
 
 
-def wait_for_step(metrics: Path, before: int = 0) -> tuple[float, int]:
+def wait_for_step(metrics: Path, clock: Clock, before: int = 0) -> int:
     """Wait for the first step that a run logs.
 
     A run that resumes writes a new file of the steps that it keeps, and adds to it.
 
     Args: ``before``, the inode of the file that it replaces.
-    Returns: the time at which the step was logged, and the steps that were kept.
+    Returns: the steps that were kept.
     """
     kept = None
     while True:
@@ -161,7 +188,8 @@ def wait_for_step(metrics: Path, before: int = 0) -> tuple[float, int]:
             rows = steps_in(metrics)
             kept = rows if kept is None else kept
             if rows > kept:
-                return metrics.stat().st_mtime, kept
+                return kept
+        clock.now()
         time.sleep(0.01)
 
 

@@ -204,6 +204,10 @@ class Trajectory:
         """All samples, a row of the batch each, oldest first."""
         return (*self.earlier, self)
 
+    def sampled_between(self, first: int, end: int) -> int:
+        """Count the tokens of this sample from ``first`` up to ``end`` that the policy sampled."""
+        return self.response_mask[first:end].count(True) if self.response_mask else max(end - first, 0)
+
     @property
     def sampled_mask(self) -> tuple[bool, ...]:
         """The response mask, written out."""
@@ -214,7 +218,7 @@ class Trajectory:
         """Tokens that the policy has sampled, in all samples."""
         if not self.earlier:
             return sum(self.response_mask) if self.response_mask else len(self.token_ids)
-        return sum(sum(sample.sampled_mask) for sample in self.samples)
+        return sum(sample.sampled_between(0, len(sample.token_ids)) for sample in self.samples)
 
     @property
     def turn_count(self) -> int:
