@@ -13,6 +13,11 @@ from posttrain.config.policy import LearnerConfig
 from posttrain.config.rollout import RolloutConfig
 from posttrain.registry import ROLLOUT_ENGINES
 
+# Inputs of advantage estimators that are numbers of single tokens
+TOKEN_INPUTS = frozenset(
+    {"values", "old_logprobs", "token_rewards", "token_scores", "process_rewards", "sum_pi_squared"}
+)
+
 VLLM_LARGEST_RANK = 512  # of adapters
 
 
@@ -57,11 +62,15 @@ def scores_tokens_before(config: RunConfig) -> bool:
 
 
 def driver_reads_tokens(config: RunConfig) -> bool:
-    """Tell whether the driver's own stages handle every token: turns, values, KL in the reward, corrections, teachers' answers.
-    Otherwise tokens stay with the workers, and the driver knows where they are."""
+    """Tell whether the driver's own stages handle every token: turns, estimators that compare tokens, corrections, the choice of
+    tokens, teachers' answers. Otherwise tokens stay with the workers, and the driver knows where they are."""
     turns = config.environment.used or config.asynchronous.mode in ("colocate", "separate")
-    corrects = config.loss.rollout_correction.weights != "none"
-    return turns or corrects or needs_values(config) or scores_tokens_before(config) or config.distillation.used
+    correction, about = config.loss.rollout_correction, config.advantage.about
+    corrects = correction.weights != "none" or bool(correction.reject)
+    estimates = not TOKEN_INPUTS.isdisjoint(about.inputs) and not about.facts.by_rows
+    redraws = config.resampling.weights != "none"
+    chooses = config.loss.high_entropy_share is not None
+    return turns or corrects or estimates or redraws or chooses or config.distillation.used
 
 
 def chooses_before(config: RunConfig) -> bool:

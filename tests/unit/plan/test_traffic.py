@@ -55,13 +55,17 @@ def test_hybrid_sharding() -> None:
 
 
 def test_a_driver_whose_stages_read_tokens_handles_each_of_them() -> None:
-    """A KL in the reward is one number per token: 25 bytes for each of 2 x 10."""
-    found = traffic(
-        placement={"devices": 8},
-        policy={"engine": "fsdp", "sequences_per_micro_batch_per_device": 1},
-        reward={"terms": [{"name": "math"}], "kl": {"coef": 0.1}},
+    """Weights of a correction are one number per token: 25 bytes for each of 2 x 10. A KL in the reward and generalised
+    advantages are computed where the tokens are: 625 bytes and 10 x 4 of text for each of 2 sequences."""
+    reward = {"terms": [{"name": "math"}], "kl": {"coef": 0.1}}
+    policy = {"engine": "fsdp", "sequences_per_micro_batch_per_device": 1}
+    corrected = traffic(
+        placement={"devices": 8}, policy=policy, reward=reward, loss={"rollout_correction": {"weights": "token"}}
     )
-    assert found["driver"] == (2 * 10 * 25, 2)
+    assert corrected["driver"] == (2 * 10 * 25, 2)
+    critic = {"engine": "fsdp", "sequences_per_micro_batch_per_device": 1}
+    found = traffic(placement={"devices": 8}, policy=policy, reward=reward, critic=critic, advantage={"name": "gae"})
+    assert found["driver"] == (2 * (625 + 10 * 4), 2)
 
 
 def test_an_adapter_travels_alone_to_who_has_the_base() -> None:
