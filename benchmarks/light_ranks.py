@@ -22,12 +22,9 @@ from posttrain.records.trajectories import SamplingParams
 COLUMNS = {
     "gaps_of_rows": 4,
     "weights_of_rows": 3,
-    "_counts_and_sums": 4,
-    "_squares": 1,
-    "_returns_and_errors": 5,
-    "_squared_errors": 2,
+    "moments_of_rows": 5,
+    "_returns_and_errors": 10,
     "_sums_and_ends": 4,
-    "_sums_of_two": 2,
     "_first_values": 1,
 }
 

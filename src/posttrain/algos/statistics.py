@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -49,37 +50,44 @@ def whiten(values: Tensor, mask: Tensor, *, keep_mean: bool = False) -> Tensor:
         return whiten(values[None], mask[None], keep_mean=keep_mean)[0]
     if not values.numel():
         return values
-    found = of_each_row(_counts_and_sums, values, mask)
-    used = found[found[:, 0] > 0]
-    count = int(used[:, 0].sum())
-    if count < 2:
+    found = Moments.of(of_each_row(moments_of_rows, values, mask))
+    if found.count < 2:
         return by_rows(_kept, values, mask, dtype=values.dtype)
-    mean = float(used[:, 1].sum()) / count
-    scale = 0.0
-    if used[:, 2].min() != used[:, 3].max():
-        squares = of_each_row(partial(_squares, mean=mean), values, mask)
-        scale = (float(squares.sum()) / (count - 1) + 1e-8) ** -0.5
-    back = mean if keep_mean else 0.0
-    return by_rows(partial(_scaled, mean=mean, scale=scale, back=back), values, mask, dtype=values.dtype)
+    scale = 0.0 if found.all_equal else (found.squares / (found.count - 1) + 1e-8) ** -0.5
+    back = found.mean if keep_mean else 0.0
+    return by_rows(partial(_scaled, mean=found.mean, scale=scale, back=back), values, mask, dtype=values.dtype)
 
 
-def _counts_and_sums(values: Tensor, mask: Tensor) -> Tensor:
-    """Tokens of each row, their sum, the smallest and the largest, [B, 4] float64."""
-    kept = values.double()
-    return torch.stack(
-        [
-            mask.sum(dim=1).double(),
-            torch.where(mask, kept, 0.0).sum(dim=1),
-            torch.where(mask, kept, torch.inf).amin(dim=1),
-            torch.where(mask, kept, -torch.inf).amax(dim=1),
-        ],
-        dim=1,
-    )
+def moments_of_rows(values: Tensor, mask: Tensor) -> Tensor:
+    """Of each row the number of masked-in entries, their mean, the sum of their squared distances from it, the smallest and the
+    largest, [B, 5] float64; see Moments."""
+    kept, counts = values.double(), mask.sum(dim=1).double()
+    means = torch.where(mask, kept, 0.0).sum(dim=1) / counts.clamp(min=1.0)
+    squares = torch.where(mask, (kept - means[:, None]).square(), 0.0).sum(dim=1)
+    ends = torch.where(mask, kept, torch.inf).amin(dim=1), torch.where(mask, kept, -torch.inf).amax(dim=1)
+    return torch.stack([counts, means, squares, *ends], dim=1)
 
 
-def _squares(values: Tensor, mask: Tensor, *, mean: float) -> Tensor:
-    """The sum of squared distances from the mean in each row, [B, 1] float64."""
-    return torch.where(mask, (values.double() - mean).square(), 0.0).sum(dim=1, keepdim=True)
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared distances from it, over the masked-in entries of all rows."""
+
+    count: int
+    mean: float
+    squares: float
+    all_equal: bool
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Moments:
+        """Add up ``moments_of_rows`` [B, 5].
+
+        Source: T. F. Chan et al., "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+        """
+        counts, means, squares, least, most = rows[rows[:, 0] > 0].unbind(dim=1)
+        count = int(counts.sum())
+        mean = float((counts * means).sum()) / max(count, 1)
+        between = counts * (means - mean).square()
+        return cls(count, mean, float((squares + between).sum()), bool(count) and bool(least.min() == most.max()))
 
 
 def _scaled(values: Tensor, mask: Tensor, *, mean: float, scale: float, back: float) -> Tensor:
@@ -107,44 +115,31 @@ def whiten_parts(values: Tensor, mask: Tensor, part_index: Tensor | None) -> Ten
     return whitened
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
-    """1 - variance(returns - values) / variance(returns) over the masked-in entries: 1 is a perfect critic, 0 one that knows
-    no more than the mean, below 0 one that is worse. A constant error does not lower it.
+@dataclass(frozen=True, slots=True)
+class ValueFit:
+    """The fit of a critic's values to the returns, over all masked-in entries; 0 where there are none."""
 
-    Args: values and returns [B, T] or [T], reward units; mask bool, the same shape.
-    Returns: None where the returns do not vary, so that there is nothing to explain.
-    """
+    values_mean: float
+    returns_mean: float
+    # 1 - variance(returns - values) / variance(returns): 1 is a perfect critic, 0 one that knows no more than the mean, below 0
+    # one that is worse. A constant error does not lower it. None where the returns do not vary: there is nothing to explain.
+    explained_variance: float | None
+
+
+def value_fit(values: Tensor, returns: Tensor, mask: Tensor) -> ValueFit:
+    """Compare values with returns. Args: values and returns [B, T], reward units; mask [B, T] bool."""
     check_same_shape(values=values, returns=returns, mask=mask)
-    if values.ndim == 1:
-        return explained_variance(values[None], returns[None], mask[None])
     found = of_each_row(_returns_and_errors, values, returns, mask)
-    found = found[found[:, 0] > 0]
-    if not len(found) or found[:, 3].min() == found[:, 4].max():
-        return None
-    count = found[:, 0].sum()
-    squares = of_each_row(
-        partial(
-            _squared_errors, returns_mean=float(found[:, 1].sum() / count), error_mean=float(found[:, 2].sum() / count)
-        ),
-        values,
-        returns,
-        mask,
-    )
-    whole, errors = squares.sum(dim=0).tolist()
-    return 1 - errors / whole if whole > 0 else None
+    whole, errors = Moments.of(found[:, :5]), Moments.of(found[:, 5:])
+    varies = whole.squares > 0 and not whole.all_equal
+    explained = 1 - errors.squares / whole.squares if varies else None
+    return ValueFit(whole.mean - errors.mean, whole.mean, explained)
 
 
 def _returns_and_errors(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """Tokens of each row, the sums of returns and of returns - values, the smallest and the largest return, [B, 5] float64."""
-    counts, sums, least, most = _counts_and_sums(returns, mask).unbind(dim=1)
-    errors = torch.where(mask, returns.double() - values.double(), 0.0).sum(dim=1)
-    return torch.stack([counts, sums, errors, least, most], dim=1)
-
-
-def _squared_errors(values: Tensor, returns: Tensor, mask: Tensor, *, returns_mean: float, error_mean: float) -> Tensor:
-    """The sums of squared distances of returns, and of returns - values, from their means in each row, [B, 2] float64."""
+    """``moments_of_rows`` of the returns, and of returns - values, [B, 10] float64."""
     errors = returns.double() - values.double()
-    return torch.cat([_squares(returns, mask, mean=returns_mean), _squares(errors, mask, mean=error_mean)], dim=1)
+    return torch.cat([moments_of_rows(returns, mask), moments_of_rows(errors, mask)], dim=1)
 
 
 def reduced_by_name(metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:

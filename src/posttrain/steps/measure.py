@@ -9,7 +9,7 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
-from posttrain.algos.statistics import explained_variance, masked_mean
+from posttrain.algos.statistics import masked_mean, value_fit
 from posttrain.asynchrony.ledger import Entry
 from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
@@ -256,19 +256,12 @@ def _sums_and_ends(values: Tensor, mask: Tensor) -> Tensor:
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:
     """The critic's values before this step's update, beside the returns; empty without a critic."""
     mask = batch.loss_mask
-    count = int(row_counts(mask).sum())
-    if batch.critic is None or not count:
+    if batch.critic is None or not row_counts(mask).any():
         return {}
-    values, returns = batch.critic.values, batch.critic.returns
-    sums = of_each_row(_sums_of_two, values, returns, mask).sum(dim=0).tolist()
-    metrics = {"critic/values_mean": sums[0] / count, "critic/returns_mean": sums[1] / count}
-    explained = explained_variance(values, returns, mask)
+    fit = value_fit(batch.critic.values, batch.critic.returns, mask)
+    metrics = {"critic/values_mean": fit.values_mean, "critic/returns_mean": fit.returns_mean}
+    explained = fit.explained_variance
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
-
-
-def _sums_of_two(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """The sums of both in each row, [B, 2] float64."""
-    return torch.stack([torch.where(mask, each.double(), 0.0).sum(dim=1) for each in (values, returns)], dim=1)
 
 
 def gap_metrics(

@@ -20,7 +20,7 @@ from posttrain.algos.advantages.reinforce import reinforce
 from posttrain.algos.advantages.reinforce_plus_plus import reinforce_plus_plus
 from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_reward import penalize_kl
-from posttrain.algos.statistics import explained_variance, whiten
+from posttrain.algos.statistics import value_fit, whiten
 from posttrain.records.computed_tensors import ComputedTensor, by_rows, of_each_row, rows_computed_by
 from posttrain.records.span_tensors import first_columns, kept_rows, last_columns, spread, with_values
 from posttrain.records.stored_rows import HeldArray
@@ -86,7 +86,7 @@ def step_of(rows: dict[str, Tensor], place: Callable[[Tensor], Tensor]) -> dict[
     again = whiten(with_values(advantages, partial(torch.clamp, min=-1, max=1)), kept_rows(mask, rows["valid"]))
     return {
         "measured": measured,
-        "explained": explained_variance(values, returns, kept_rows(mask, rows["valid"])),
+        "fit": value_fit(values, returns, kept_rows(mask, rows["valid"])),
         "token_rewards": token_rewards,
         "advantages": advantages,
         "returns": returns,
@@ -101,7 +101,7 @@ def test_ranks_compute_the_bits_of_one_process(rows: dict[str, Tensor], ranks: i
     here = step_of(rows, lambda tensor: tensor)
     with rows_computed_by(on_ranks(ranks)):
         there = step_of(rows, lambda tensor: stored(tensor, rows["lengths"]))
-    assert there["measured"] == here["measured"] and there["explained"] == here["explained"]
+    assert there["measured"] == here["measured"] and there["fit"] == here["fit"]
     for name, found in there.items():
         if isinstance(found, Tensor):
             assert isinstance(found, ComputedTensor), name
@@ -119,6 +119,16 @@ def test_whitened_by_hand() -> None:
     expected = torch.tensor([[-2.0, -1.0], [3.0, 0.0]]) / 7**0.5
     torch.testing.assert_close(whiten(values, mask), expected)
     assert torch.equal(whiten(torch.full((2, 2), 0.1), mask), torch.zeros(2, 2))
+
+
+def test_values_and_returns_by_hand() -> None:
+    # Returns 1, 2, 6: mean 3, squares 14. Errors 1, -1, 3: mean 1, squares 0 + 4 + 4 = 8
+    returns = torch.tensor([[1.0, 2.0], [6.0, torch.nan]])
+    mask = torch.tensor([[True, True], [True, False]])
+    fit = value_fit(torch.tensor([[0.0, 3.0], [3.0, torch.nan]]), returns, mask)
+    assert (fit.values_mean, fit.returns_mean) == (2.0, 3.0)
+    assert fit.explained_variance == pytest.approx(1 - 8 / 14)
+    assert value_fit(returns, torch.full((2, 2), 0.1), mask).explained_variance is None
 
 
 def test_a_number_of_each_row_is_computed_here_where_nobody_else_is_named() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.algos.shapes import check_same_shape
 from posttrain.algos.statistics import whiten
 from posttrain.records.computed_tensors import by_rows
-from posttrain.records.span_tensors import kept_rows
+from posttrain.records.span_tensors import kept_rows, last_places
 from posttrain.registry import ADVANTAGES
 from posttrain.settings import Share
 
@@ -54,15 +54,19 @@ def gae(
 
 def _advantages(token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
     """Advantages before whitening, [B, T] float64; 0 where mask is False."""
-    rewards, values = token_rewards.double(), values.double()
-    advantages = torch.zeros_like(rewards)
-    next_value = torch.zeros_like(rewards[:, 0])
-    next_advantage = torch.zeros_like(rewards[:, 0])
-    for t in reversed(range(rewards.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = torch.where(mask[:, t], delta + gamma * gae_lambda * next_advantage, next_advantage)
-        next_value = torch.where(mask[:, t], values[:, t], next_value)
-        advantages[:, t] = next_advantage
+    advantages = torch.zeros_like(token_rewards, dtype=torch.float64)
+    end = int(last_places(mask).max()) if len(mask) else 0
+    # A row per token, so that the numbers of a step back in time lie beside each other
+    rewards, values = (each[:, :end].t().double().contiguous() for each in (token_rewards, values))
+    own = mask[:, :end].t().contiguous()
+    next_value = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
+    next_advantage = torch.zeros_like(next_value)
+    for t in reversed(range(end)):
+        delta = rewards[t] + gamma * next_value - values[t]
+        next_advantage = torch.where(own[t], delta + gamma * gae_lambda * next_advantage, next_advantage)
+        next_value = torch.where(own[t], values[t], next_value)
+        rewards[t] = next_advantage
+    advantages[:, :end] = rewards.t()
     return torch.where(mask, advantages, 0.0)
 
 
