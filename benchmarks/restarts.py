@@ -35,6 +35,7 @@ from posttrain.processes import proc
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", default="60,20", help="seconds between two kills")
     parser.add_argument("--kills", type=int, default=4)
@@ -114,7 +115,8 @@ def followed(folder: Path, kills: int, every: float, save_every: int, kind: str)
     command = [sys.executable, "-m", "posttrain", "train", *settings, *restarts]
     run, metrics = folder / "run", folder / "run" / "metrics.jsonl"
     found = Followed()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as supervisor:
+    supervisor = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
         clock = Clock(supervisor.pid, kind)
         wait_for_step(metrics, clock)
         began = clock.now()
@@ -132,6 +134,7 @@ def followed(folder: Path, kills: int, every: float, save_every: int, kind: str)
                     found.cpu_s.append(sum(cpu_of(pid) - used.get(pid, 0.0) for pid in now))
         found.steps = steps_in(metrics)
         found.own_s = own_seconds(run)
+    finally:  # also where this benchmark is interrupted
         supervisor.send_signal(signal.SIGTERM)
         supervisor.wait()
     return found
