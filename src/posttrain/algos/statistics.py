@@ -59,7 +59,7 @@ def whiten(values: Tensor, mask: Tensor, *, keep_mean: bool = False) -> Tensor:
 
 
 def moments_of_rows(values: Tensor, mask: Tensor) -> Tensor:
-    """Of each row the number of masked-in entries, their mean, the sum of their squared distances from it, the smallest and the
+    """Count the masked-in entries of each row; their mean, the sum of their squared distances from it, the smallest and the
     largest, [B, 5] float64; see Moments."""
     kept, counts = values.double(), mask.sum(dim=1).double()
     means = torch.where(mask, kept, 0.0).sum(dim=1) / counts.clamp(min=1.0)
