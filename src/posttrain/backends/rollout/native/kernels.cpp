@@ -7,6 +7,7 @@
 // is at least LANES.
 
 #include "attention.h"
+#include "draw.h"
 
 namespace {
 
@@ -253,6 +254,11 @@ void prefill(const Prefill &all) {
     }                                                                                                                        \
     extern "C" void gated_##NAME(const T *x, bool gelu, int64_t rows, int64_t width, T *y, int threads) {                              \
         gated(x, gelu, rows, width, y, threads);                                                                                  \
+    }                                                                                                                        \
+    extern "C" void draw_##NAME(                                                                                             \
+        const T *logits, const double *random, float temperature, int64_t rows, int64_t vocabulary, int64_t *tokens,         \
+        float *logprobs, int threads) {                                                                                      \
+        draw(logits, random, temperature, rows, vocabulary, tokens, logprobs, threads);                                      \
     }                                                                                                                        \
     extern "C" void attend_##NAME(const Attention *all) { attend<T>(*all); }                                                 \
     extern "C" void prefill_##NAME(const Prefill *all) { prefill<T>(*all); }

@@ -111,6 +111,9 @@ class Kernels:
         self._attend.argtypes = (ctypes.POINTER(_Attention),)
         self._prefill = getattr(library, f"prefill_{DTYPES[dtype]}")
         self._prefill.argtypes = (ctypes.POINTER(_Prefill),)
+        self._draw = getattr(library, f"draw_{DTYPES[dtype]}")
+        self._draw.argtypes = (pointer, pointer, ctypes.c_float, number, number, pointer, pointer, threads)
+        self._draw.restype = None
         step = getattr(library, f"tile_step_{DTYPES[dtype]}")
         step.restype = number
         self.tile_step = int(step())
@@ -233,6 +236,19 @@ class Kernels:
             )
         )
         return output
+
+    def draw(self, logits: Tensor, random: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Draw one token per row from softmax(logits / temperature); at temperature 0 the likeliest, with its log-prob at 1.
+
+        Args: logits [B, vocabulary], those of excluded tokens -inf; random [B] float in [0, 1).
+        Returns: tokens [B] int64, logprobs [B] float32 nats; NaN where a row holds NaN or inf.
+        """
+        logits, random = logits.contiguous(), random.double().contiguous()
+        rows, vocabulary = logits.shape
+        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        given = logits.data_ptr(), random.data_ptr(), temperature, rows, vocabulary
+        self._draw(*given, tokens.data_ptr(), logprobs.data_ptr(), torch.get_num_threads())
+        return tokens, logprobs
 
 
 def load_kernels(dtype: torch.dtype) -> Kernels | str:

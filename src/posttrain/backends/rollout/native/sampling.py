@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from posttrain.backends.rollout.native.kernels import DTYPES, Kernels, load_kernels
 from posttrain.records.trajectories import SamplingParams
 
 BLOCK = 128  # tokens per partial sum of probabilities
@@ -45,13 +46,27 @@ def draw(logits: Tensor, random: Tensor, sampling: SamplingParams) -> tuple[Tens
     Args: logits [B, vocabulary]; random [B] float in [0, 1).
     Returns: tokens [B] int64, logprobs [B] float32 nats; NaN where a row holds NaN or inf.
     """
+    kernels = _draw_kernels(logits.dtype) if logits.device.type == "cpu" else None
+    greedy = sampling.temperature == 0
+    if kernels is not None and (greedy or not _restricts(sampling, logits.shape[1])):
+        return kernels.draw(logits, random, sampling.temperature)
     logits = logits.float()
-    if sampling.temperature == 0:
+    if greedy:
         tokens = logits.argmax(dim=1)
         return tokens, logprob_of(logits, tokens)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
+    kernels = _draw_kernels(logits.dtype) if kernels is not None else None
+    if kernels is not None:
+        return kernels.draw(restrict(logits, sampling), random, 1.0)
     return _from_weights(restrict(logits, sampling).softmax(dim=1), random)
+
+
+@cache
+def _draw_kernels(dtype: torch.dtype) -> Kernels | None:
+    """Return the kernels that draw from logits of ``dtype`` on a CPU; None where there are none."""
+    found = load_kernels(dtype) if dtype in DTYPES else None
+    return found if isinstance(found, Kernels) else None
 
 
 def draw_next(
@@ -129,6 +144,11 @@ def _from_weights(weights: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
 
 def _below(value: Tensor, bound: Tensor) -> Tensor:
     return torch.minimum(value, torch.nextafter(bound, torch.zeros_like(bound)))
+
+
+def _restricts(sampling: SamplingParams, vocabulary: int) -> bool:
+    """Return True where top-k, top-p or min-p may exclude a token."""
+    return 0 < sampling.top_k < vocabulary or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def restrict(logits: Tensor, sampling: SamplingParams) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.backends.rollout.native import sampling as sampling_module
+from posttrain.backends.rollout.native.kernels import load_kernels
 from posttrain.backends.rollout.native.sampling import draw, draw_rows, restrict, uniforms
 from posttrain.records.trajectories import SamplingParams
 
@@ -17,6 +18,15 @@ DRAWS = 20_000
 # Probabilities of eight tokens, in no order, one of them 0.
 PROBABILITIES = torch.tensor([0.10, 0.30, 0.02, 0.25, 0.0, 0.05, 0.20, 0.08])
 LOGITS = PROBABILITIES.log() + 3.0  # a constant does not matter
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test draws by the compiled kernel and by torch's operations, which serve where it cannot be had."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampling_module, "_draw_kernels", lambda dtype: None)
+    elif isinstance(reason := load_kernels(torch.float32), str):
+        pytest.skip(reason)
 
 
 def params(**options: float) -> SamplingParams:
@@ -99,6 +109,26 @@ def test_large_vocabulary_in_bfloat16() -> None:
     assert tokens.tolist() == pytest.approx([0, 12_500, 25_000, 49_999], abs=30)
     assert logprobs.dtype == torch.float32
     assert logprobs.tolist() == pytest.approx([-math.log(50_000)] * 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [5, 128, 129, 1_000, 50_001])
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_tokens_and_logprobs_are_those_of_float64(dtype: torch.dtype, vocabulary: int, temperature: float) -> None:
+    """The first token whose cumulative probability exceeds the number, up to 1e-5; log-probs to 1e-5."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = (4 * torch.randn(9, vocabulary, generator=generator)).to(dtype)
+    logits[:, 3] = -torch.inf
+    random = torch.rand(9, generator=generator, dtype=torch.float64)
+    tokens, logprobs = draw(logits, random, params(temperature=temperature))
+    exact = (logits.double() / (temperature or 1.0)).log_softmax(dim=1)
+    chosen = exact.gather(1, tokens[:, None])[:, 0]
+    assert (logprobs - chosen).abs().max() <= 1e-5
+    if temperature == 0:
+        assert tokens.tolist() == logits.argmax(dim=1).tolist()
+        return
+    until = exact.exp().cumsum(dim=1).gather(1, tokens[:, None])[:, 0]
+    assert ((until - chosen.exp() - 1e-5 <= random) & (random <= until + 1e-5)).all()
 
 
 def test_equal_logits_at_the_cut_of_top_k_all_stay() -> None:
