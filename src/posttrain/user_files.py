@@ -48,7 +48,9 @@ def module_file(module: str, *, asked: str) -> Path:
     file = None
     for count in range(1, len(parts := module.split(".")) + 1):
         name = ".".join(parts[:count])
-        spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
+        # Last below the folder of the launch, which `python -m` searches, too
+        outside = importlib.util.find_spec(name) if folders is None else None
+        spec = outside or PathFinder.find_spec(name, [os.getcwd()] if folders is None else folders)
         if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
             what = f"there is no module {name} (asked for: {asked})"
             there = {each.name for each in pkgutil.iter_modules(folders)} - sys.stdlib_module_names
@@ -103,6 +105,7 @@ def import_path(path: str) -> ModuleType:
     file = source_file(path)
     try:
         if path.startswith(PACKAGE):
+            search_launch_folder()
             return importlib.import_module(path.removeprefix(PACKAGE))
         return _import_file(file)
     except (Exception, SystemExit) as error:  # a user's program: it may fail in any way, and its exit() is not ours
@@ -111,6 +114,12 @@ def import_path(path: str) -> ModuleType:
         asked = path if path.startswith(PACKAGE) else "the file"
         what = f"{place_of(error, str(file))}: importing {asked} failed: {last_line(error)}"
         raise ConfigError(Problem(what, field="path")) from error
+
+
+def search_launch_folder() -> None:
+    """Let a user's code import what lies in the folder of the launch, as `python -m` does: last, so it replaces no library."""
+    if (launched := os.getcwd()) not in sys.path:
+        sys.path.append(launched)
 
 
 def _import_file(file: Path) -> ModuleType:
@@ -123,9 +132,7 @@ def _import_file(file: Path) -> ModuleType:
         raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look modules up by name
-    # As with `python -m`: the file may import what lies beside the launch. Last, so that it replaces no library.
-    if (launched := os.getcwd()) not in sys.path:
-        sys.path.append(launched)
+    search_launch_folder()
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
-from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, read_config, takes_text
+from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, is_switch, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.names import is_script
@@ -185,6 +185,7 @@ def load_request(
             leaves_out=partial(has_no_effect, drop_unknown=drop_unknown),
             takes_names=takes_text if skip_files else _none,
             counts_devices=counts_devices if here else _none,
+            takes_empty=is_switch if skip_files else _none,
         )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
     arguments = named_by_hydra(arguments)

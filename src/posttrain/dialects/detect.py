@@ -265,6 +265,14 @@ def takes_text(dialect: str, key: str) -> bool:
     return any(fits(text, row.type) for text in ("a", ["a"])) and not numbers
 
 
+def is_switch(dialect: str, key: str) -> bool:
+    """Tell whether a key is true or false, and an empty text is false: in verl, not in the typed sections of SkyRL."""
+    from posttrain.dialects.value_types import fits
+
+    row = _ledger(dialect).find(key)
+    return dialect == "verl" and row is not None and fits(False, row.type) and not fits("", row.type)
+
+
 def counts_devices(dialect: str, key: str) -> bool:
     """Tell whether a key says how many devices or machines there are, or share a sampler."""
     from posttrain.dialects.here import of_devices

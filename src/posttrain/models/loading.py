@@ -32,6 +32,7 @@ from posttrain.models.experts import multiply_any_width
 from posttrain.models.rope import KEYS as ROPE_KEYS
 from posttrain.models.rope import has_rope, override_rope, rope_for_servers
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
+from posttrain.user_files import search_launch_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -102,6 +103,8 @@ def import_modules(names: Sequence[str]) -> None:
 
     Raises: ModelError for a module that cannot be imported.
     """
+    if names:
+        search_launch_folder()
     for name in names:
         try:
             importlib.import_module(name)

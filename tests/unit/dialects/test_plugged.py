@@ -149,3 +149,13 @@ def test_a_manager_of_a_package_that_builds_on_verl(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     loaded = read_config(None, [*VERL, "reward_model.reward_manager=ballots"], "verl")
     assert loaded.config.reward.terms[0].path == "their_tool/workers/reward_manager/votes.py"
+
+
+def test_a_module_below_the_folder_of_the_launch_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with python -m, of which scripts of verl's tests make use: external_lib=tests.e2e.envs."""
+    (tmp_path / "my_own_tests/envs").mkdir(parents=True)
+    (tmp_path / "my_own_tests/envs/__init__.py").write_text("raise SystemExit('it was run')")
+    given = [*NATIVE, "model.external_modules=[my_own_tests.envs]"]
+    assert read_config(None, given, "native").unsupported
+    monkeypatch.chdir(tmp_path)
+    assert not read_config(None, given, "native").unsupported

@@ -105,6 +105,11 @@ def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tup
         for part in (home / path, path, *below):
             if (root / part / file).is_file():
                 return (str(root / part / file),)
+    # A placeholder for the checkout's own folder may stand before it: base_dir/recipe/deepeyes/configs
+    for root in roots if not path.is_absolute() else ():
+        for count in range(1, len(path.parts)):
+            if (inside := root.joinpath(*path.parts[count:], file)).is_file():
+                return (str(inside),)
     if recipe is not None and name.removesuffix(".yaml") == recipe.file:
         return recipe.holds
     if not named:

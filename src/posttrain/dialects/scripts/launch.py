@@ -18,6 +18,18 @@ from posttrain.dialects.scripts.trainers import Trainer
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import ConfigError, Problem, did_you_mean
 
+_PLACEHOLDER = re.compile(r"([+\w.@/-]+)=(<[^<>'\"]+>)")  # actor_rollout_ref.model.path=<path_to_model>
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Questions about a key of a dialect, as in ``read_script``."""
+
+    leaves_out: Callable[[str, str, bool], str]
+    takes_names: Callable[[str, str], bool]
+    counts_devices: Callable[[str, str], bool]
+    takes_empty: Callable[[str, str], bool]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -40,6 +52,7 @@ def read_script(
     leaves_out: Callable[[str, str, bool], str] = lambda dialect, key, empty: "",
     takes_names: Callable[[str, str], bool] = lambda dialect, key: False,
     counts_devices: Callable[[str, str], bool] = lambda dialect, key: False,
+    takes_empty: Callable[[str, str], bool] = lambda dialect, key: False,
 ) -> Launch:
     """Find the trainer's command of a script, with its variables resolved and without running it.
 
@@ -51,7 +64,8 @@ def read_script(
         key, and whether its value is empty, why it does not count, so that its value may stay unknown; "" where it does.
         ``takes_names`` tells whether the name of a variable that is not set, or of a program whose output is meant, may stand
         for the value of a key, as in a path that need not exist;
-        ``counts_devices`` whether it counts devices, of which there is one, so that an unknown number is 1.
+        ``counts_devices`` whether it counts devices, of which there is one, so that an unknown number is 1; ``takes_empty``
+        whether an empty value is read as one, so that a variable which is not set is empty, as in a shell.
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
     """
@@ -87,7 +101,9 @@ def read_script(
             shell = further
     _check_given(shell, file, given or {})
     call, place, trainer = _chosen(shell, file, wanted)
-    found, unknown = _launch(shell, call, place, trainer, arguments, leaves_out, takes_names, counts_devices)
+    found, unknown = _launch(
+        shell, call, place, trainer, arguments, Asked(leaves_out, takes_names, counts_devices, takes_empty)
+    )
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
@@ -166,9 +182,7 @@ def _launch(
     place: int,
     trainer: Trainer,
     given: Sequence[str],
-    leaves_out: Callable[[str, str, bool], str],
-    takes_names: Callable[[str, str], bool],
-    counts_devices: Callable[[str, str], bool],
+    asked: Asked,
 ) -> tuple[tuple[str, ...], list[str]]:
     """The arguments, and notes about those that are not known and do not count."""
     passed = {*call.words, *shell.read_arguments}
@@ -181,16 +195,24 @@ def _launch(
         if holes and key and last[key] > number:
             continue  # another value follows
         if holes and key and not HOLE.search(key):
-            why = leaves_out(trainer.dialect, key, shell.as_tested(word.partition("=")[2]) == "")
+            why = asked.leaves_out(trainer.dialect, key, shell.as_tested(word.partition("=")[2]) == "")
             if why:
                 notes.append(f"{key} is left out: {why}, and {holes[0].what}")
                 continue
-        if holes and key and counts_devices(trainer.dialect, key):
+        if holes and key and asked.counts_devices(trainer.dialect, key):
             notes.append(f"{key} is 1, for the one device of --here: {holes[0].what}")
             word = f"{word.partition('=')[0]}=1"
-        elif holes and key and all(hole.name for hole in holes) and takes_names(trainer.dialect, key):
+        elif (
+            holes and shell.as_tested(word) == f"{word.partition('=')[0]}=" and asked.takes_empty(trainer.dialect, key)
+        ):
+            notes += [f"{hole.what}, and is empty in a shell" for hole in holes]
+            word = f"{word.partition('=')[0]}="
+        elif holes and key and all(hole.name for hole in holes) and asked.takes_names(trainer.dialect, key):
             word = HOLE.sub(lambda mark: shell.hole_of(int(mark[1])).name, word)
             notes += [f"{hole.what}; the run needs it, and {hole.name} stands for it" for hole in holes]
+        elif (left_open := _PLACEHOLDER.fullmatch(word)) is not None and asked.takes_names(trainer.dialect, key):
+            notes.append(f"{key} is {left_open[2]}, a placeholder: the run needs a value in its place")
+            word = f"{left_open[1]}='{left_open[2]}'"
         words.append(word)
     problems = list(
         dict.fromkeys(

@@ -182,3 +182,11 @@ def test_a_misspelt_key_in_a_checkouts_file_is_named_where_the_right_one_is_miss
     both = FORK.replace("train_batch_size: 64", "train_batch_size: 64, train_batch_size2: 32")
     (tmp_path / "both").mkdir()
     assert load_request(in_checkout(tmp_path / "both", both), None, here=True, skip_files=True).problems == ()
+
+
+def test_a_placeholder_before_a_folder_of_the_checkout_is_left_out(tmp_path: Path) -> None:
+    config = write(tmp_path, "recipe/eyes/main_eyes.py", "config", "mine", "recipe/eyes/config/mine.yaml")
+    words = ["--config-path=base_dir/recipe/eyes/config", "--config-name=mine"]
+    assert arguments_of(trainer("verl.trainer.main_ppo"), words, [tmp_path]) == (str(config),)
+    nowhere = ["--config-path=base_dir/recipe/ears/config", "--config-name=mine"]
+    assert "--config-path" in arguments_of(trainer("verl.trainer.main_ppo"), nowhere, [tmp_path])

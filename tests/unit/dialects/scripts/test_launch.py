@@ -434,3 +434,28 @@ def test_a_path_that_a_condition_decides_is_called_by_its_variable_where_files_a
     read = read_script(str(script), (), {}, folder=tmp_path, takes_names=lambda dialect, key: True)
     assert read.arguments == ("actor_rollout_ref.model.path=MODEL",)
     assert any("MODEL stands for it" in note for note in read.notes)
+
+
+def test_a_placeholder_for_a_path_stands_for_it_where_files_are_skipped(tmp_path: Path) -> None:
+    """Hydra has no < outside of quotes, so a run needs the value; a plan without files does not."""
+    script = tmp_path / "run.sh"
+    script.write_text(CALL + '"actor_rollout_ref.model.path=<path_to_dsv3_config>" data.train_files=a.parquet\n')
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert loaded.config.model.path == "<path_to_dsv3_config>"
+    assert any("<path_to_dsv3_config>, a placeholder" in text for text in loaded.warnings)
+    with pytest.raises(ConfigError, match="quotes"):
+        load_request([str(script)], None, here=True)
+    script.write_text(CALL + '"actor_rollout_ref.rollout.n=<n>" data.train_files=a.parquet\n')  # no text
+    with pytest.raises(ConfigError, match="quotes"):
+        load_request([str(script)], None, here=True, skip_files=True)
+
+
+def test_a_switch_behind_a_variable_that_is_not_set_is_off_where_files_are_skipped(tmp_path: Path) -> None:
+    """A shell passes an empty text, which is false in Python."""
+    script = tmp_path / "run.sh"
+    script.write_text(CALL + "actor_rollout_ref.actor.use_kl_loss=$use_kl_loss data.train_files=a.parquet\n")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert loaded.config.loss.kl_coef == 0.0
+    assert any("$use_kl_loss of line" in text and "is empty in a shell" in text for text in loaded.warnings)
+    with pytest.raises(ConfigError, match="--set use_kl_loss"):
+        load_request([str(script)], None, here=True)
