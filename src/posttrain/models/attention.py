@@ -24,8 +24,8 @@ NAME = "posttrain"
 # The fix for a model that is not supported.
 KNOWN = "choose a Llama, Qwen, Mistral, Gemma, Phi, OLMo or SmolLM model"
 
-# Keywords by which transformers' models request unsupported features: attention sinks, biases on scores.
-NOT_COMPUTED = ("s_aux", "sinks", "position_bias")
+# Keywords by which transformers' models request unsupported features: biases on scores.
+NOT_COMPUTED = ("position_bias",)
 
 
 class Cache(Protocol):
@@ -34,7 +34,13 @@ class Cache(Protocol):
     latent: bool  # of models.latent_attention
 
     def attend(
-        self, layer: int, query: Tensor, scaling: float, window: int | None = None, softcap: float | None = None
+        self,
+        layer: int,
+        query: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute attention of one new token per row, [rows, heads, head_dim], over the tokens visible to that row."""
         ...
@@ -65,14 +71,15 @@ def attention(
     attention_layout: Packed | SplitRow | CachedRows | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention of one layer, in the calling convention of transformers.
 
     Args: query [B, heads, Q, head_dim]; key, value [B, kv_heads, K, head_dim] with heads a multiple of kv_heads; values may be
         narrower than keys; sliding_window: a query sees at most this many of the latest keys, itself included; softcap c: scores
-        x are replaced by c tanh(x / c) (Gemma 2). Dropout is omitted on purpose: the trainer must score exactly the sampled
-        distribution.
+        x are replaced by c tanh(x / c) (Gemma 2); s_aux [heads]: sinks (gpt-oss), a score of each head that takes a share of the
+        weights and adds nothing. Dropout is omitted on purpose: the trainer must score exactly the sampled distribution.
     Returns: [B, Q, heads, width of values], None.
     Raises: ModelError when the model requests a feature that this attention does not compute.
     """
@@ -99,12 +106,13 @@ def attention(
         )
     if isinstance(attention_layout, CachedRows):
         layer: int = module.layer_idx  # type: ignore[assignment]
-        attend = partial(attention_layout.cache.attend, layer, scaling=scaling, window=sliding_window, softcap=softcap)
-        latent = attention_layout.cache.latent
-        output = attend_latent(module, query[:, :, 0], attend) if latent else attend(query[:, :, 0])
+        cache = attention_layout.cache
+        settings = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+        attend = partial(cache.attend, layer, **settings)
+        output = attend_latent(module, query[:, :, 0], attend) if cache.latent else attend(query[:, :, 0])
         output = output[:, None]
     elif isinstance(attention_layout, SplitRow):
-        output = attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap)
+        output = attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap, s_aux)
     else:
-        output = attend_packed(query, key, value, attention_layout, scaling, sliding_window, softcap)
+        output = attend_packed(query, key, value, attention_layout, scaling, sliding_window, softcap, s_aux)
     return output[..., :width], None

@@ -263,9 +263,7 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
     """Raises: ModelError for architectures whose attention computes more than ours, which would give wrong results."""
     config = whole.get_text_config()
     found = None
-    if getattr(config, "model_type", "") == "gpt_oss":
-        found = "attention sinks"
-    elif getattr(config, "index_topk", None):
+    if getattr(config, "index_topk", None):
         found = "attention to tokens that an indexer chooses"
     elif getattr(config, "use_bidirectional_attention", None):
         found = "attention to later tokens"

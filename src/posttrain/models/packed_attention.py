@@ -115,29 +115,32 @@ def attend_packed(
     scaling: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of one layer over a packed row.
 
     Args: query [1, heads, N, head_dim]; key, value [1, kv_heads, N, head_dim]; window: a query sees at most this many of the
-        latest keys, itself included; softcap c: scores x, the products times scaling, are replaced by c tanh(x / c), which
-        torch's fused kernels do not compute: memory then grows with length^2.
+        latest keys, itself included; softcap c: scores x, the products times scaling, are replaced by c tanh(x / c); sinks
+        [heads]: a score of each head that takes a share of the weights and adds nothing. torch's fused kernels compute neither:
+        memory then grows with length^2.
     Returns: [1, N, heads, head_dim].
     """
     heads, kv_heads = query.shape[1], key.shape[1]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
     numbers = range(len(layout.buckets))
     on_cpu = query.device.type == "cpu"
-    plain = [
-        softcap is not None or (on_cpu and bucket.keys <= _longest_plain(bucket, window)) for bucket in layout.buckets
-    ]
+    always = softcap is not None or sinks is not None
+    plain = [always or (on_cpu and bucket.keys <= _longest_plain(bucket, window)) for bucket in layout.buckets]
     if all(plain):
         biases = [layout.bias(number, window) for number in numbers]
-        return attend_plain(queries, keys, values, layout.places(heads, kv_heads), biases, scaling, softcap)[None]
+        return attend_plain(queries, keys, values, layout.places(heads, kv_heads), biases, scaling, softcap, sinks)[
+            None
+        ]
     outputs = []
     for number, bucket in enumerate(layout.buckets):
         if plain[number]:
             places, bias = layout.places(heads, kv_heads, number), layout.bias(number, window)
-            outputs.append(attend_plain(queries, keys, values, places, [bias], scaling, softcap))
+            outputs.append(attend_plain(queries, keys, values, places, [bias], scaling, softcap, sinks))
             continue
         q, k, v = (
             _padded(states, bucket.tokens, bucket.places, bucket.rows, bucket.length) for states in (query, key, value)

@@ -6,7 +6,9 @@ that share a key head, and members of a group that share a prompt, are rows of o
 order, one brings them back, without copies in between. With weights W = softmax(scaling Q K'), O = W V and an incoming
 gradient dO: dW = dO V', dS = scaling (dW W - W rowsum(dW W)), dQ = dS K, dK = dS' Q, dV = W' dO (arXiv:2205.14135, appendix B.2;
 its rowsum(dO O) is the same number, but less precise with outputs rounded to bfloat16). With a soft cap c, scores x become
-c tanh(x / c), and dS is multiplied by its slope 1 - tanh(x / c)^2.
+c tanh(x / c), and dS is multiplied by its slope 1 - tanh(x / c)^2. With a sink s per head (gpt-oss), a score that no token has
+and that adds nothing to the output, W is multiplied by 1 - U with U = exp(s) / (exp(s) + sum exp(x)), and ds is the sum of
+-U rowsum(dW W) over the tokens.
 """
 
 from __future__ import annotations
@@ -128,13 +130,15 @@ def attend_plain(
     biases: Sequence[Tensor],
     scaling: float,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax(scaling q k' + bias) v for the tokens of ``places``, with scores capped where softcap is given.
 
-    Args: query [N, heads, D]; key, value [N or more, kv_heads, D]; biases: for each part [G or 1, L, P + L] float32, 0 or -inf.
+    Args: query [N, heads, D]; key, value [N or more, kv_heads, D]; biases: for each part [G or 1, L, P + L] float32, 0 or -inf;
+        sinks [heads].
     Returns: [n, heads, D], in the order of ``places.tokens``.
     """
-    output: Tensor = _AttendPlain.apply(query, key, value, places, tuple(biases), scaling, softcap)
+    output: Tensor = _AttendPlain.apply(query, key, value, places, tuple(biases), scaling, softcap, sinks)
     return output
 
 
@@ -149,6 +153,7 @@ class _AttendPlain(torch.autograd.Function):
         biases: tuple[Tensor, ...],
         scaling: float,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         heads, dim = query.shape[1:]
         kept: list[Tensor | None] = []
@@ -156,16 +161,16 @@ class _AttendPlain(torch.autograd.Function):
         for part, bias in zip(places.parts, biases, strict=True):
             q, k, v = _rows(query, part.queries), _rows(key, part.keys), _rows(value, part.keys)
             kp, vp = (None if part.prefix_keys is None else _rows(each, part.prefix_keys) for each in (key, value))
-            weights, slope = _weights(part, q, k, kp, bias, scaling, softcap)
+            weights, slope, of_sink = _weights(part, q, k, kp, bias, scaling, softcap, sinks)
             rounded = weights.to(q.dtype)
             output = (part.own(rounded[..., part.prefix :]) @ part.own(v)).view(-1, dim)
             if vp is not None:
                 output += (part.together(rounded[..., : part.prefix]) @ part.together(vp)).view(-1, dim)
             outputs.append(output)
-            kept += [q, k, v, kp, vp, weights, slope]
+            kept += [q, k, v, kp, vp, weights, slope, of_sink]
         ctx.save_for_backward(*kept)
         ctx.places, ctx.scaling = places, scaling
-        ctx.sizes = query.shape, key.shape
+        ctx.sizes, ctx.sinks_dtype = (query.shape, key.shape), None if sinks is None else sinks.dtype
         return _joined(outputs).index_select(0, places.queries).view(-1, heads, dim)
 
     @staticmethod
@@ -176,13 +181,14 @@ class _AttendPlain(torch.autograd.Function):
         kept = iter(ctx.saved_tensors)
         grads: list[list[Tensor]] = [[], [], []]
         prompts: list[tuple[BucketRows, Tensor, Tensor]] = []
+        grad_sinks = None
         # The incoming gradient in the order of the buckets, 0 in the padding.
         incoming = grad.new_zeros(sum(len(part.queries) for part in places.parts), dim)
         incoming.index_copy_(0, places.queries, grad.reshape(-1, dim))
         for part, of_output in zip(
             places.parts, incoming.split([len(part.queries) for part in places.parts]), strict=True
         ):
-            q, k, v, kp, vp, weights, capped = (next(kept) for _ in range(7))
+            q, k, v, kp, vp, weights, capped, of_sink = (next(kept) for _ in range(8))
             rounded = weights.to(q.dtype)
             of_own, own = part.own(of_output), part.own(weights[..., part.prefix :])
             product = _as_precise(of_own @ part.own(v).transpose(1, 2), own)  # dW * W
@@ -200,6 +206,9 @@ class _AttendPlain(torch.autograd.Function):
                 grad_kp = (slope.transpose(1, 2) @ part.together(q)).mul_(scaling).view(-1, dim)
                 grad_vp = (part.together(rounded[..., : part.prefix]).transpose(1, 2) @ of_all).view(-1, dim)
                 prompts.append((part, grad_kp, grad_vp))
+            if of_sink is not None:
+                here = (total.view_as(of_sink) * of_sink).sum(dim=(0, 2, 4, 5)).flatten()
+                grad_sinks = -here if grad_sinks is None else grad_sinks - here
             product.addcmul_(own, part.own(total), value=-1)
             if capped is not None:
                 product.mul_(part.own(capped[..., part.prefix :]))
@@ -218,7 +227,9 @@ class _AttendPlain(torch.autograd.Function):
                 added = of_prompt.index_select(0, part.prefix_places).view(-1, *whole.shape[1:])
                 # A token stands in one prompt of a bucket
                 whole[part.prefix_tokens] = whole[part.prefix_tokens] + added
-        return grad_query, grad_key, grad_value, None, None, None, None
+        if grad_sinks is not None:
+            grad_sinks = grad_sinks.to(ctx.sinks_dtype)
+        return grad_query, grad_key, grad_value, None, None, None, None, grad_sinks
 
 
 def _weights(
@@ -229,9 +240,10 @@ def _weights(
     bias: Tensor,
     scaling: float,
     softcap: float | None,
-) -> tuple[Tensor, Tensor | None]:
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return [G, kv, M, shared, L, P + L] in float32 at least: rounding to bfloat16 would add a fifth to the gradients' error.
-    And, with a cap, its slope at every score."""
+    And, with a cap, its slope at every score; with sinks, the weight of the sink, [G, kv, M, shared, L, 1]."""
     kv_heads = len(part.keys) // (part.groups * part.members * part.length)
     shape = part.groups, kv_heads, part.members, -1, part.length
     own = (part.own(q) @ part.own(k).transpose(1, 2)).view(*shape, part.length)
@@ -240,13 +252,18 @@ def _weights(
     scores[..., part.prefix :] = own
     if kp is not None:
         scores[..., : part.prefix] = (part.together(q) @ part.together(kp).transpose(1, 2)).view(*shape, part.prefix)
+    slope = None
     if softcap is None:
         torch.add(bias[:, None, None, None], scores, alpha=scaling, out=scores)
-        return scores.softmax(dim=-1), None
-    bent = scores.mul_(scaling / softcap).tanh_()
-    slope = 1 - bent.square()
-    torch.add(bias[:, None, None, None], bent, alpha=softcap, out=scores)
-    return scores.softmax(dim=-1), slope
+    else:
+        bent = scores.mul_(scaling / softcap).tanh_()
+        slope = 1 - bent.square()
+        torch.add(bias[:, None, None, None], bent, alpha=softcap, out=scores)
+    weights = scores.softmax(dim=-1)
+    if sinks is None:
+        return weights, slope, None
+    of_sink = (sinks.to(exact).view(1, kv_heads, 1, -1, 1, 1) - scores.logsumexp(dim=-1, keepdim=True)).sigmoid_()
+    return weights.mul_(1 - of_sink), slope, of_sink
 
 
 def _as_precise(rounded: Tensor, weights: Tensor) -> Tensor:

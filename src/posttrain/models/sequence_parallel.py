@@ -40,12 +40,13 @@ def attend_split(
     scaling: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of one layer over a split row.
 
     Args: query [1, heads, n, head_dim] of this device's n tokens; key, value [1, kv_heads, n, head_dim]; the number of devices
         divides heads. Key/value heads are repeated until it divides them, too; a head needed by several devices then goes to
-        each of them. window, softcap as in attend_packed.
+        each of them. window, softcap, sinks (of all heads) as in attend_packed.
     Returns: [1, n, heads, head_dim].
     """
     devices = row.group.size()
@@ -59,7 +60,9 @@ def attend_split(
     whole = received.transpose(0, 1).flatten(1, 2)[None, :, : row.tokens]
     query, key, value = whole.split(sizes, dim=1)
     # [1, N, heads here, head_dim]
-    output = attend_packed(query, key, value, row.layout, scaling, window, softcap)
+    if sinks is not None:
+        sinks = sinks.chunk(devices)[row.group.rank()]
+    output = attend_packed(query, key, value, row.layout, scaling, window, softcap, sinks)
     filled = pad(output[0], (0, 0, 0, 0, 0, devices * length - row.tokens))
     # Each device's heads of my tokens.
     back = _Exchange.apply(filled.view(devices, length, sizes[0], dim), row.group)

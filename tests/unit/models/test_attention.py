@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +43,13 @@ FAMILIES = {
         "num_key_value_heads": 1,
         "query_pre_attn_scalar": 20,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_oss": {  # sinks; one sliding and one full layer
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
     },
     "deepseek_v3": {  # latents of keys and values, which are narrower than keys
         "num_key_value_heads": 4,
@@ -290,7 +298,7 @@ def test_attention_behind_a_shared_prompt_by_hand(kernel: str) -> None:
     assert got == pytest.approx([3.0, 4.5, (6 + 12) / 2, (6 + 30) / 2, (30 + 9) / 2])
 
 
-@pytest.mark.parametrize("keyword", ["position_bias", "s_aux"])
+@pytest.mark.parametrize("keyword", ["position_bias"])
 def test_model_that_asks_for_more_than_we_compute_is_refused(keyword: str) -> None:
     """Architectures that nobody has listed: better no run than a wrong one."""
     states = [torch.randn(1, 1, 3, 4) for _ in range(3)]
@@ -302,6 +310,19 @@ def test_model_that_asks_for_more_than_we_compute_is_refused(keyword: str) -> No
         attention(torch.nn.Module(), *states, torch.zeros(1, 1, 3, 3), **call)
     with pytest.raises(ModelError, match="Module is not given the keywords of its model's forward pass"):
         attention(torch.nn.Module(), *states, None, scaling=1.0)
+
+
+def test_sinks_by_hand() -> None:
+    """A query of 1 sees keys 0 and ln 3, so weights of 1 and 3 beside a sink of ln 4: values 10 and 1 give (10 + 3) / 8. The
+    first token sees itself alone: 10 / 5. The sink's gradient is the sum of -U rowsum(dW W): -4/8 x 13/8 - 4/5 x 10/5."""
+    query, key, value = (
+        torch.tensor(numbers).view(1, 1, 2, 1) for numbers in ([1.0, 1.0], [0.0, math.log(3)], [10.0, 1.0])
+    )
+    sinks = torch.tensor([math.log(4)], requires_grad=True)
+    got = attend_packed(query, key, value, packed_layout([2]), 1.0, None, None, sinks)
+    assert got.flatten().tolist() == pytest.approx([2.0, 10 / 8 + 3 / 8])
+    got.sum().backward()
+    assert sinks.grad is not None and sinks.grad.tolist() == pytest.approx([-4 / 8 * 13 / 8 - 4 / 5 * 2])
 
 
 def test_soft_cap_by_hand() -> None:

@@ -151,7 +151,6 @@ def write_config(folder: Path, model_type: str, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("gpt_oss", {}, "attention sinks"),
         ("deepseek_v32", {}, "attention to tokens that an indexer chooses"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),
         (

@@ -3,141 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.backends.rollout.native.slots import LENGTH_UNUSED, Past, Slots, TiledSlots, rounded_up
 from posttrain.models.latent_attention import has_latents, stored
 
-LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library sees few shapes
-GROWTH = 1.5  # of the number of slots
-LENGTH_GROWTH = 1.125  # of their length: less, because products include the unused part
-KERNELS_LENGTH_GROWTH = 2.0  # where kernels read what there is
-TILED_LENGTH_GROWTH = 1.5
-TILED_LENGTH = 64  # tokens that they have room for from the start
-LENGTH_UNUSED = 0.25  # largest unused share of a slot's length
 # Largest number of keys of a pass for which plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144).
 FEW_NUMBERS = 1 << 15
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Past:
-    """Keys and values of one sequence, a pair per layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
-
-    layers: list[tuple[Tensor, Tensor]]
-
-
-class Slots:
-    """Slots for the keys and values of sequences: a pair of tensors per layer, which grow on demand.
-
-    Keys are stored transposed, ``[slots, kv_heads, head_dim, length]``: queries of one token times such keys is the fastest
-    decoding product on a CPU. Values are ``[slots, kv_heads, length, head_dim]``. Unwritten entries are 0, so that they can be
-    multiplied by the weight 0 of masked positions. A product with a part of the length costs more than one with all of it
-    (the matrix library copies the part first), so little unused length is allocated.
-    """
-
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
-        self.kv_heads, self.head_dim = kv_heads, head_dim
-        self.length = 0  # capacity of a slot, tokens
-        shapes = self._shapes(0, 0)
-        self.keys, self.values = (
-            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)] for shape in shapes
-        )
-        self.moves = 0  # times that they were allocated again
-        self.unused_costs = device.type == "cpu"  # time, in every product
-        self._length_growth = LENGTH_GROWTH if self.unused_costs else KERNELS_LENGTH_GROWTH
-        self._first_length = 0  # tokens, where they may be so many
-
-    def _shapes(self, slots: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of a layer's keys and values."""
-        return (slots, self.kv_heads, self.head_dim, length), (slots, self.kv_heads, length, self.head_dim)
-
-    def _beginning(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the parts of some slots, [..., kv_heads, X, Y] each, that hold their first ``length`` tokens."""
-        return keys[..., :length], values[..., :length, :]
-
-    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the first ``length`` keys, [kv_heads, head_dim, length], and values, [kv_heads, length, head_dim], of a slot."""
-        return self._beginning(self.keys[layer][slot], self.values[layer][slot], length)
-
-    def make_room(self, slots: int, length: int, *, most_slots: int | None = None, longest: int | None = None) -> None:
-        """Grow to at least this many slots of at least this many tokens, with a reserve up to the bounds."""
-        had_slots, had_length = len(self.keys[0]), self.length
-        if slots > had_slots:
-            slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
-        if length > had_length:
-            more = max(int(self._length_growth * had_length), self._first_length)
-            length = _round_up(max(length, more if longest is None else min(more, longest)))
-        self._resize(max(slots, had_slots), max(length, had_length))
-
-    def trim(self, length: int) -> None:
-        """Free the memory after ``length`` tokens in every slot, when that is much."""
-        if self.unused_costs and length < (1 - LENGTH_UNUSED) * self.length:
-            self._resize(len(self.keys[0]), _round_up(length))
-
-    def _resize(self, slots: int, length: int) -> None:
-        """Reallocate layer by layer, so that only one layer exists twice."""
-        had_slots, had_length = len(self.keys[0]), self.length
-        if (slots, length) == (had_slots, had_length):
-            return
-        self.moves += 1
-        self.length = length
-        of_keys, of_values = self._shapes(slots, length)
-        for layer, old in enumerate(zip(self.keys, self.values, strict=True)):
-            new = self._allocate(old[0], of_keys), self._allocate(old[1], of_values)
-            kept = min(length, had_length)
-            for to, source in zip(self._beginning(*new, kept), self._beginning(*old, kept), strict=True):
-                to[:had_slots] = source
-            self.keys[layer], self.values[layer] = new
-
-    def _allocate(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return like.new_zeros(shape)
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of one slot over another."""
-        if not length:
-            return  # the slot may not have been allocated
-        for keys, values in zip(self.keys, self.values, strict=True):
-            for kept in self._beginning(keys, values, length):
-                kept[target] = kept[source]
-
-
-class TiledSlots(Slots):
-    """Slots whose numbers lie in the order in which compiled kernels read them, so that they come from memory in one stream.
-
-    Keys are ``[slots, kv_heads, length / LENGTH_STEP, width * LENGTH_STEP]``, where the width is the head_dim in whole steps:
-    ``step`` numbers of the first of LENGTH_STEP keys, of the second, ..., and the next numbers. Values are ``[slots, kv_heads,
-    length / step, head_dim * step]``: the first number of ``step`` tokens, the second, .... Kernels read no unwritten entries.
-    """
-
-    def __init__(
-        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, step: int
-    ):
-        self.step = step
-        super().__init__(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
-        self.unused_costs = False
-        self._length_growth, self._first_length = TILED_LENGTH_GROWTH, TILED_LENGTH
-
-    def _shapes(self, slots: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        width = -(-self.head_dim // self.step) * self.step
-        of_keys = slots, self.kv_heads, length // LENGTH_STEP, width * LENGTH_STEP
-        return of_keys, (slots, self.kv_heads, length // self.step, self.head_dim * self.step)
-
-    def _beginning(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        return keys[..., : -(-length // LENGTH_STEP), :], values[..., : -(-length // self.step), :]
-
-    def _allocate(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return like.new_empty(shape)  # memory that is not written is not taken
-
-    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._beginning(self.keys[layer][slot], self.values[layer][slot], length)
-        tiles = keys.reshape(self.kv_heads, keys.shape[1], -1, LENGTH_STEP, self.step)
-        in_rows = tiles.permute(0, 2, 4, 1, 3).reshape(self.kv_heads, -1, keys.shape[1] * LENGTH_STEP)
-        pairs = values.reshape(self.kv_heads, values.shape[1], self.head_dim, self.step).transpose(2, 3)
-        return in_rows[:, : self.head_dim, :length], pairs.reshape(self.kv_heads, -1, self.head_dim)[:, :length]
 
 
 class KeyValueCache:
@@ -270,7 +146,7 @@ class KeyValueCache:
         firsts = torch.arange(rows * self.kv_heads, device=device).view(rows, self.kv_heads) * room
         self._value_places = (firsts + self.places[:, None]).view(-1)
         # The prompt slots are not trimmed: longer prompts may be held whose responses have not begun yet.
-        seen, room = _round_up(max(prompt_lens)), self.prompts.length
+        seen, room = rounded_up(max(prompt_lens)), self.prompts.length
         self._visible = (seen if seen < (1 - LENGTH_UNUSED) * room else room, self.responses.length)
         self._masks: dict[int | None, Tensor] = {}
         # Rows by prompt: one line per prompt, padded with row 0 where it has fewer samples than another.
@@ -349,12 +225,19 @@ class KeyValueCache:
             self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]
 
     def attend(
-        self, layer: int, query: Tensor, scaling: float, window: int | None = None, softcap: float | None = None
+        self,
+        layer: int,
+        query: Tensor,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute attention of one new token per row over its prompt and its response so far, itself included.
 
         One softmax over both parts, in float32. ``window``: only this many of the latest positions are visible; ``softcap`` c:
-        scores x, the products times ``scaling``, are replaced by c tanh(x / c).
+        scores x, the products times ``scaling``, are replaced by c tanh(x / c); ``sinks`` [heads]: a score of each head that
+        takes a share of the weights and adds nothing.
 
         Args: query [rows, heads, head_dim], heads a multiple of kv_heads. Returns: [rows, heads, head_dim].
         """
@@ -374,7 +257,10 @@ class KeyValueCache:
             masked = torch.add(self._mask(window), scores, alpha=scaling)
         else:
             masked = torch.add(self._mask(window), (scores.float() * (scaling / softcap)).tanh_(), alpha=softcap)
-        weights = masked.softmax(dim=2).to(query.dtype)
+        weights = masked.softmax(dim=2)
+        if sinks is not None:
+            weights *= (masked.logsumexp(dim=2, keepdim=True) - sinks.to(weights.dtype)[:, None]).sigmoid_()
+        weights = weights.to(query.dtype)
         of_prompt, of_response = weights.split([prompt_len, response_len], dim=2)
         output = torch.bmm(of_response.reshape(rows * kv, heads // kv, response_len), values).view(rows, heads, dim)
         return output + self._by_row(torch.bmm(self._by_prompt(of_prompt), prompt_values), rows)
@@ -413,7 +299,3 @@ class KeyValueCache:
                 :, None
             ]
         return self._masks[window]
-
-
-def _round_up(length: int) -> int:
-    return -(-length // LENGTH_STEP) * LENGTH_STEP

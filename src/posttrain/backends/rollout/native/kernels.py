@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache, TiledSlots
+from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
 from posttrain.libraries.cpu_kernels.build import compiled_library
 from posttrain.libraries.cpu_kernels.update import NormForm
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.backends.rollout.native.cache import Past
 from posttrain.backends.rollout.native.sampling import draw_rows, likeliest
+from posttrain.backends.rollout.native.slots import Past
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.libraries.grammars import GrammarPlace
 from posttrain.records.allowed_tokens import to_text

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.backends.rollout.native import cache as cache_module
-from posttrain.backends.rollout.native.cache import KeyValueCache, TiledSlots
+from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.slots import TiledSlots
 
 KV, SHARED, DIM = 2, 3, 8  # key/value heads, query heads for each, width
 

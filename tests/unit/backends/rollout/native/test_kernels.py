@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
-from posttrain.backends.rollout.native.cache import LENGTH_STEP, KeyValueCache, TiledSlots
+from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn, load_kernels
+from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.backends.rollout.native.trial import fast_pass
 from posttrain.libraries.cpu_kernels.update import NormForm

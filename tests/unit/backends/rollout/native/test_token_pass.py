@@ -61,6 +61,7 @@ FAST = {
 BY_MODULES = {
     "cohere": "CohereAttention rotates neighbouring numbers",
     "gpt_neox": "GPTNeoXModel does not consist of",
+    "gpt_oss": "GptOssMLP consists of experts, router",
     "deepseek_v3": "DeepseekV3Attention consists of kv_a_layernorm",
     "deepseek_v2": "DeepseekV2Attention consists of kv_a_layernorm",  # queries without latents
     "minicpm3": "MiniCPM3Attention consists of kv_a_layernorm",
@@ -84,6 +85,7 @@ ROUTED = {
 }
 SIZES_OF = FAST | {
     "gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4},
+    "gpt_oss": SLIDING | {"num_local_experts": 3, "num_experts_per_tok": 2},  # sinks
     "deepseek_v3": LATENTS | ROUTED,
     "deepseek_v2": LATENTS | ROUTED | {"q_lora_rank": None},
     "minicpm3": LATENTS,
