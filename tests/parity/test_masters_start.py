@@ -86,6 +86,28 @@ def test_masters_are_the_files_weights(tiny_qwen: Path) -> None:
     assert rounded == len(engine._masters.parameters)
 
 
+def test_masters_get_their_values_when_these_are_first_needed(tiny_qwen: Path, tmp_path: Path) -> None:
+    """Read, updated or loaded first: the same masters, to the bit. Names and shapes need no values."""
+    stored = load_file(tiny_qwen / "model.safetensors")
+    engines = [make(tiny_qwen, "local") for _ in range(3)]
+    for engine in engines:
+        assert {name: each.shape for name, each in engine._masters.trained.items()} == {
+            name: stored[name].shape for name in engine._masters.trained
+        }
+    read = dict(engines[0]._masters.whole(engines[0]._sharding))
+    assert all(torch.equal(master, stored[name]) for name, master in read.items())
+    engines[0].save(tmp_path / "saved")
+    engines[2].load(tmp_path / "saved")
+    batch, found = make_batch(0), []
+    for engine in engines:
+        engine.forward_backward(batch, CROSS_ENTROPY, batch.counts())
+        engine.optimizer_step()
+        found.append(dict(engine._masters.whole(engine._sharding)))
+    assert not torch.equal(found[0]["lm_head.weight"], stored["lm_head.weight"])
+    for other in found[1:]:
+        assert all(torch.equal(master, other[name]) for name, master in found[0].items())
+
+
 def test_a_file_in_bfloat16_is_read_once(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from posttrain.backends.torch_training import start
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import torch
@@ -39,45 +40,67 @@ class MasterWeights:
     out, whole values in both directions. An engine whose library does this itself has its own class (Sharding.masters).
 
     float32 masters of bfloat16 weights cost, per weight: 4 bytes for the master and 4 for its gradient, besides the 2 of
-    the weight.
+    the weight. They get their values when these are first needed.
     """
+
+    _unset = False  # True until masters have values
+    _stored: Mapping[str, Tensor] = MappingProxyType({})  # those that they begin with, where they are not the weights'
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32):
         # (weight, master) where they differ.
         self._shadowed: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._matrices = hidden_matrices(model)
-        self.parameters: dict[str, nn.Parameter] = {}
+        self._trained: dict[str, nn.Parameter] = {}
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
                 continue
             if weight.dtype in (dtype, torch.float32):
-                self.parameters[name] = weight
+                self._trained[name] = weight
                 continue
-            master = nn.Parameter(weight.detach().to(dtype))
-            self.parameters[name] = master
+            master = nn.Parameter(torch.empty_like(weight.detach(), dtype=dtype))
+            self._trained[name] = master
             self._shadowed.append((weight, master))
             weight.register_post_accumulate_grad_hook(_adder(master))
+        self._unset = bool(self._shadowed)
+
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """The trained parameters for their names and shapes: masters may have no values yet."""
+        return self._trained
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The trained parameters, by name."""
+        self._set()
+        return self._trained
 
     @property
     def shadow(self) -> bool:
         """Return True when a weight of the model is a rounded copy of its master."""
         return bool(self._shadowed)
 
-    @torch.no_grad()
     def start_from(self, stored: Mapping[str, Tensor]) -> None:
-        """Set the masters, by name, to their values before they were rounded into the model, which stays unchanged."""
-        shadows = {id(master) for _, master in self._shadowed}
-        for name, master in self.parameters.items():
-            if id(master) in shadows:
-                master.copy_(stored[name])
+        """Take the masters' values, by name, as they were before they were rounded into the model, which stays unchanged."""
+        self._stored = stored
+        self._unset = bool(self._shadowed)
+
+    @torch.no_grad()
+    def _set(self) -> None:
+        """Give the masters their first values, when something needs them: sampling does not, and begins sooner without."""
+        if not self._unset:
+            return
+        self._unset, stored, self._stored = False, self._stored, {}
+        names = {id(master): name for name, master in self._trained.items()}
+        for weight, master in self._shadowed:
+            master.copy_(stored[names[id(master)]] if stored else weight)
 
     @property
     def hold_gradients(self) -> bool:
-        return any(master.grad is not None for master in self.parameters.values())
+        return any(master.grad is not None for master in self._trained.values())
 
     def optimizer(self, settings: OptimizerConfig) -> torch.optim.Optimizer:
         """Return the optimizer over the masters; called once."""
-        return build_optimizer(self.parameters, settings, self._matrices)
+        return build_optimizer(dict(self._trained), settings, self._matrices)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of ``loss`` to the accumulated gradients."""
@@ -121,13 +144,15 @@ class MasterWeights:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the model."""
+        self._set()
         for weight, master in self._shadowed:
             weight.copy_(master)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], sharding: Shards) -> None:
         """Set the masters to these values, whole and by name, and publish them."""
-        for name, master in self.parameters.items():
+        self._unset, self._stored = False, {}
+        for name, master in self._trained.items():
             master.copy_(sharding.part(tensors[name].to(master.dtype), like=master))
         self.publish()
 
@@ -146,7 +171,7 @@ class MasterWeights:
         """Return the averages and step counters in their local, sharded form, on any device."""
         return {
             f"{kind}:{name}": value
-            for name, master in self.parameters.items()
+            for name, master in self._trained.items()
             for kind, value in optimizer.state.get(master, {}).items()
             if isinstance(value, Tensor)
         }
@@ -163,7 +188,7 @@ class MasterWeights:
         optimizer.state.clear()
         for kind_and_name, value in saved.items():
             kind, name = kind_and_name.split(":", 1)
-            master = self.parameters[name]
+            master = self._trained[name]
             here = sharding.part(value, like=master) if value.dim() else value.to(master.device)
             optimizer.state[master][kind] = here
         if offload:
@@ -171,7 +196,7 @@ class MasterWeights:
 
     def zero_grad(self) -> None:
         """Drop the gradients, also those that an interrupted backward pass has left in the weights themselves."""
-        for master in self.parameters.values():
+        for master in self._trained.values():
             master.grad = None
         for weight, _ in self._shadowed:
             weight.grad = None

@@ -253,7 +253,7 @@ class OptimizedModel:
     def saved_bytes(self) -> int:
         """Estimate: every trained weight and its two averages in float32; without an adapter also frozen weights."""
         size = self._sharding.shape
-        trained = sum(size(weight).numel() for weight in self._masters.parameters.values())
+        trained = sum(size(weight).numel() for weight in self._masters.trained.values())
         frozen = [] if self._adapted else [tensor for tensor in self.model.parameters() if not tensor.requires_grad]
         return 3 * 4 * trained + sum(size(tensor).numel() * tensor.element_size() for tensor in frozen)
 
@@ -333,7 +333,7 @@ class OptimizedModel:
 
     def _saved_weights(self, folder: Path) -> Mapping[str, Tensor]:
         """Return the trained weights in a folder written by ``save``, by name."""
-        masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.parameters.items()}
+        masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.trained.items()}
         saved = saved_weights(folder, self.model, self._model_class, adapted=self._adapted, path_field=self.path_field)
         shapes = shapes_of(saved)
         fits = all(shapes.get(name) == shape for name, shape in masters.items())
@@ -348,7 +348,7 @@ class OptimizedModel:
     def _whole_state(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the model's state dict with the masters in place of the rounded weights (buffers and tied names kept); empty on
         processes that write nothing."""
-        names, trained = self.model.state_dict().keys(), self._masters.parameters
+        names, trained = self.model.state_dict().keys(), self._masters.trained
         others: dict[str, Tensor] = {name: held for name, held in self.model.named_parameters() if name not in trained}
         others |= {name: buffer for name, buffer in self.model.named_buffers() if name in names}
         state = dict(masters) | self._kept((name, self._sharding.whole(tensor)) for name, tensor in others.items())

@@ -26,7 +26,7 @@ class ZeroWeights(MasterWeights):
     def __init__(
         self, model: PreTrainedModel, begin: Callable[[torch.optim.Optimizer, float | None], Any], rank: int, ranks: int
     ):
-        self.parameters: dict[str, nn.Parameter] = {
+        self._trained: dict[str, nn.Parameter] = {
             name: weight for name, weight in model.named_parameters() if weight.requires_grad
         }
         self._begin, self._rank, self._ranks = begin, rank, ranks
