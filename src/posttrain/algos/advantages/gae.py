@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.algos.returns import by_column, from_columns
 from posttrain.algos.shapes import check_same_shape
 from posttrain.algos.statistics import whiten
 from posttrain.records.computed_tensors import by_rows
-from posttrain.records.span_tensors import kept_rows, last_places
+from posttrain.records.span_tensors import kept_rows
 from posttrain.registry import ADVANTAGES
 from posttrain.settings import Share
 
@@ -54,20 +56,18 @@ def gae(
 
 def _advantages(token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
     """Advantages before whitening, [B, T] float64; 0 where mask is False."""
-    advantages = torch.zeros_like(token_rewards, dtype=torch.float64)
-    end = int(last_places(mask).max()) if len(mask) else 0
-    # A row per token, so that the numbers of a step back in time lie beside each other
-    rewards, values = (each[:, :end].t().double().contiguous() for each in (token_rewards, values))
-    own = mask[:, :end].t().contiguous()
-    next_value = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
-    next_advantage = torch.zeros_like(next_value)
-    for t in reversed(range(end)):
-        delta = rewards[t] + gamma * next_value - values[t]
-        next_advantage = torch.where(own[t], delta + gamma * gae_lambda * next_advantage, next_advantage)
-        next_value = torch.where(own[t], values[t], next_value)
-        rewards[t] = next_advantage
-    advantages[:, :end] = rewards.t()
-    return torch.where(mask, advantages, 0.0)
+    rewards, expected, sampled = by_column(token_rewards), by_column(values), by_column(mask)
+    next_value, next_advantage, new, carried = (np.zeros(len(mask)) for _ in range(4))
+    for reward, value, own in zip(rewards[::-1], expected[::-1], sampled[::-1], strict=True):
+        np.multiply(next_value, gamma, out=new)
+        np.add(reward, new, out=new)
+        np.subtract(new, value, out=new)  # delta
+        np.multiply(next_advantage, gamma * gae_lambda, out=carried)
+        np.add(new, carried, out=new)
+        np.putmask(next_advantage, own, new)
+        np.putmask(next_value, own, value)
+        reward[:] = next_advantage
+    return torch.where(mask, from_columns(rewards, mask), 0.0)
 
 
 def _returns(advantages: Tensor, values: Tensor, mask: Tensor) -> Tensor:
