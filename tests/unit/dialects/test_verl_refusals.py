@@ -889,3 +889,11 @@ def test_a_tracker_of_ones_own_is_dropped_and_a_misspelt_one_is_not() -> None:
     assert any("rl_board is a tracker of yours" in warning for warning in dropped.warnings)
     [problem] = read_dialect(DIALECT, None, [*BASE, "trainer.logger=[console,wandbb]"], drop_unknown=True).problems
     assert "did you mean wandb?" in problem.fix
+
+
+def test_a_manager_of_ones_own_beside_a_reward_model_is_rejected() -> None:
+    """verl's own managers return the model's score; one of the user's may do anything with it."""
+    model = ("reward_model.enable=True", "reward_model.micro_batch_size_per_gpu=8")
+    [problem] = read(*model, "reward_model.reward_manager=blank").problems
+    assert problem.field == "reward_model.reward_manager" and "reward_model.enable=False" in problem.fix
+    assert read(*model, "reward_model.reward_manager=dapo").problems == ()

@@ -44,12 +44,24 @@ def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, A
         return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
     if keys[f"{_MODEL}.enable"] or served:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
+        _reject_own_manager(keys)
         _sampled_judge(keys)
         return {"reward.terms": []} | _model(keys, layout) | _overlong(keys) | _workers(keys), ""
     for name in ("model", "strategy", "micro_batch_size", "micro_batch_size_per_gpu", "max_length", "truncation"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
     term = _term(keys)
     return {"reward.terms": [term]} | _columns(term) | _overlong(keys) | _workers(keys), term["name"]
+
+
+def _reject_own_manager(keys: Reader) -> None:
+    """Reject a reward model beside a manager of the user's, which may make anything of its scores; verl's own return them."""
+    manager = _manager(keys)
+    if manager in MANAGERS:
+        return
+    near = nearest(manager, MANAGERS)
+    what = f"{manager} is a reward manager of your own, and would have to be called with the scores of the reward model"
+    fix = f"did you mean {near}?" if near else f"use {_MODEL}.reward_manager=naive, or {_MODEL}.enable=False"
+    keys.problem(what, key=f"{_MODEL}.reward_manager", fix=fix)
 
 
 def _columns(term: dict[str, Any]) -> dict[str, Any]:
