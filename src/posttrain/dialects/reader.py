@@ -62,6 +62,8 @@ class Reader:
         self.warnings = [
             f"the environment variable {name} is not set here; the run needs it" for name in composed.unset
         ]
+        # What was meant by rejected values: rules read it, so that nothing is reported for the default's sake
+        self.stand_ins: dict[str, Any] = {}
         self.meant: dict[str, str] = {}  # keys of sections that take any, and the known ones that they are slips of
         self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
         self.origins: dict[str, str] = {}
@@ -77,6 +79,8 @@ class Reader:
         """Return the value of a key, written or default; None for an unwritten key without default."""
         if key not in self.bad and not self.written(key) and (other := self._refers_to(key)) in self.bad:
             return self[other]  # the file's reference holds the value that was rejected there
+        if key in self.stand_ins:
+            return self.stand_ins[key]
         value = None if key in self.bad else value_at(self.values, key)
         if value is NOTHING or key in self.bad:
             row = self.ledger.find(key)

@@ -160,6 +160,9 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
             continue
         if row is None and (ledger.is_section(key) and isinstance(value, dict | None)):
             continue
+        if row is None and ledger.is_section(key):
+            _no_section(reader, key, value)
+            continue
         inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
             row = known.holds_anything_above(key)
@@ -181,6 +184,24 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
             reader.warn(f"{key} is not known here, at {where}; {GUESS} {near}?")
             reader.meant[key] = near
         _by_status(reader, key, value, row, here=here)
+
+
+def _no_section(reader: Reader, key: str, value: Any) -> None:
+    """Report a value in the place of a section of known keys; their defaults stand in."""
+    below = next(row.name for row in reader.ledger.rows if row.name.startswith(f"{key}.") or _stands_for(row.name, key))
+    leaf = below.split(".")[key.count(".") + 1].replace("*", "NAME")
+    reader.problem(
+        f"{key} must be a section, not {show(value)}", key=key, fix=f"write its keys below it, such as {key}.{leaf}"
+    )
+    reader.bad.add(key)
+    defaults = value_at(reader.ledger.defaults(), key)
+    reader.put(key, defaults if isinstance(defaults, dict) else {})
+
+
+def _stands_for(name: str, key: str) -> bool:
+    """Return True for a row below the key, some of whose sections are the user's own names."""
+    parts, names = key.split("."), name.split(".")
+    return len(names) > len(parts) and all(own in ("*", part) for own, part in zip(names, parts, strict=False))
 
 
 def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
@@ -292,7 +313,11 @@ def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
     if value == "":
         reader.empty(key)
         return False
-    reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix_of_value(value, row))
+    fix = fix_of_value(value, row)
+    reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix)
+    meant = fix.removeprefix(GUESS).strip(" ?")
+    if fix.startswith(GUESS) and fits(meant, row.type):
+        reader.stand_ins[key] = meant
     reader.bad.add(key)
     return False
 

@@ -14,6 +14,7 @@ from posttrain.errors import ConfigError, Problem
 from .examples import PEERS, override, read, tables_of
 
 EVERY = 29  # of the mapped rows: the others are of the same kinds
+ON_TWO = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[0,1]", "num_return_sequences_in_group=8")
 WRONG = {"{a: 1}": {"a": 1}, "[[word]]": [["word"]]}
 
 
@@ -61,7 +62,7 @@ def test_a_section_in_the_place_of_a_number_is_one_problem() -> None:
     ("dialect", "given", "wrong", "named"),
     [
         # Sizes of which a plan makes lists
-        ("verl", (), "trainer.nnodes=1000000000", "must be int up to 10000, not 1000000000"),
+        ("verl", (), "trainer.nnodes=1000000000", "must be int from 1 up to 10000, not 1000000000"),
         (
             "verl",
             ("two", "megatron"),
@@ -167,3 +168,35 @@ def test_bounds_of_a_type() -> None:
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given", "wrong", "said"),
+    [
+        ("skyrl", (), "trainer.placement=abc", "trainer.placement must be a section, not 'abc'"),
+        ("skyrl", (), "trainer.policy.optimizer_config=adam", "trainer.policy.optimizer_config must be a section, not 'adam'"),
+        ("roll", (), "actor_train.strategy_args=fsdp", "actor_train.strategy_args must be a section, not 'fsdp'"),
+        ("roll", (), "actor_train.training_args=[]", "actor_train.training_args must be a section, not an empty list"),
+        ("roll", (), "rewards=[]", "rewards must be a section, not an empty list"),
+        ("verl", (), "algorithm=abc", "algorithm must be a section, not 'abc'"),
+    ],
+)  # fmt: skip
+def test_a_value_in_the_place_of_a_section_is_refused_once(
+    dialect: str, given: tuple[str, ...], wrong: str, said: str
+) -> None:
+    [problem] = _problems(dialect, "train", given, wrong)
+    assert problem.what == said
+    assert problem.fix.startswith(f"write its keys below it, such as {problem.field}.")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given", "wrong", "fix"),
+    [
+        # The default, gae, would ask for a critic's devices
+        ("roll", (*ON_TWO,), "adv_estimator=grpoo", "did you mean grpo?"),
+        ("roll", (), "rollout_batch_size=0", "use at least 1, such as rollout_batch_size=128"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_has_no_further_problems(dialect: str, given: tuple[str, ...], wrong: str, fix: str) -> None:
+    [problem] = _problems(dialect, "train", given, wrong)
+    assert problem.fix == fix

@@ -87,11 +87,13 @@ def text_none(value: Any) -> Any:
 
 
 def count(keys: Reader, key: str) -> int:
-    """A size that must be at least 1; complains and gives 1 when it is not."""
+    """A size that must be at least 1; complains and gives the default when it is not."""
     value = keys[key]
     if value < 1:
-        keys.problem(f"{key} is {value}", key=key, fix=f"use at least 1, such as {key}={_default(keys, key)}")
-        return 1
+        default = _default(keys, key)
+        keys.problem(f"{key} is {value}", key=key, fix=f"use at least 1, such as {key}={default}")
+        keys.bad.add(key)
+        return int(default)
     return int(value)
 
 
