@@ -107,3 +107,11 @@ def test_nothing_else_is_reported_for_the_default_of_a_misspelt_key() -> None:
     sizes = (f"{G}.backend=vllm", f"{G}.num_inference_engines=4")
     (problem,) = read(*sizes, f"{G}.inference_engine_tensor_parallel_zise=1").problems
     assert problem.fix == f"did you mean {G}.inference_engine_tensor_parallel_size?"
+
+
+@pytest.mark.parametrize("key", [f"{P}.policy_num_gpus_per_node", f"{P}.ref_num_gpus_per_node"])
+def test_a_wrong_number_of_devices_is_not_compared(key: str) -> None:
+    sizes = [f"{P}.{role}_num_gpus_per_node=1" for role in ("policy", "ref")]
+    others = [each for each in sizes if not each.startswith(key)]
+    (problem,) = read(*others, f"{G}.num_inference_engines=1", f"{key}=nan").problems
+    assert problem.field == key

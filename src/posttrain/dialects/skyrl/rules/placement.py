@@ -187,6 +187,12 @@ def _sampler_copies(keys: Reader) -> int:
     return max(1, sizes[0]) * max(1, sizes[1])
 
 
+def _differ(keys: Reader, what: str, *, key: str, fix: str) -> None:
+    """Report roles on different numbers of devices, unless a number itself is wrong, whose default stands in."""
+    if not any(each.startswith((f"{_PLACE}.", "generator.")) for each in keys.bad):
+        keys.problem(what, key=key, fix=fix)
+
+
 def _together(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
     """colocate_all: every model and the sampler on all devices."""
     policy = groups["policy"]
@@ -199,14 +205,16 @@ def _together(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
             fits = [f"{_PLACE}.policy_num_gpus_per_node={devices // policy.nodes}"] * (devices % policy.nodes == 0)
             if policy.devices % tensor == 0:
                 fits.insert(0, f"{engines}={policy.devices // tensor}")
-            keys.problem(
+            _differ(
+                keys,
                 f"colocate_all puts policy and sampler on the same devices: the policy has {policy}, the sampler {product}",
                 key=key,
                 fix=f"use {', or '.join([*fits, f'{key}=false'])}",
             )
     for role in ("ref", "critic"):
         if role in groups and groups[role].devices != policy.devices:
-            keys.problem(
+            _differ(
+                keys,
                 f"colocate_all puts policy and {ROLES[role]} on the same devices: the policy has {policy}, the "
                 f"{ROLES[role]} {groups[role]}",
                 key=f"{_PLACE}.{role}_num_gpus_per_node",
@@ -228,7 +236,8 @@ def _side_by_side(keys: Reader, groups: dict[str, Group]) -> dict[str, Any]:
         group = groups[role]
         if role == "ref" and keys[f"{_PLACE}.colocate_policy_ref"]:
             if group != policy:
-                keys.problem(
+                _differ(
+                    keys,
                     f"colocate_policy_ref puts policy and reference on the same devices: the policy has {policy}, the "
                     f"reference {group}",
                     key=f"{_PLACE}.colocate_policy_ref",
