@@ -34,6 +34,8 @@ from posttrain.models.rope import has_rope, override_rope, rope_for_servers
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
 from posttrain.user_files import search_launch_folder
 
+# Ways to round stored weights that transformers takes back while it reads them.
+RESTORED = ("mxfp4", "fp8")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -183,6 +185,7 @@ def load_causal_lm(
         config = load_model_config(path, trust_remote_code, field=field)
         override_config(config, config_overrides or {})
         refuse_unsupported(config, path, field=field)
+        restore_rounded(config)
         sees = reads_images(config)
         loaded: Any = auto_class(config).from_pretrained(
             path,
@@ -196,7 +199,9 @@ def load_causal_lm(
         model, report = loaded
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RuntimeError, SafetensorError) as error:
+    except (
+        OSError, ImportError, ValueError, TypeError, KeyError, ArithmeticError, RuntimeError, SafetensorError,
+    ) as error:  # fmt: skip
         if error.args == (NAME,):
             # Older classes look their attention up in a list of their own.
             what = f"the attention of {config.model_type} at {path} is not transformers' interface"
@@ -224,6 +229,18 @@ def load_causal_lm(
     multiply_any_width(model)
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
     return model.eval()
+
+
+def restore_rounded(config: PretrainedConfig) -> None:
+    """Have weights that are stored rounded restored while they are read, on every device."""
+    if rounding := _rounding(config):
+        rounding["dequantize"] = True
+
+
+def _rounding(config: PretrainedConfig) -> dict[str, Any]:
+    """Return how the stored weights of a model are rounded, as its config.json says it; {} where they are not."""
+    found = getattr(config, "quantization_config", None)
+    return found if isinstance(found, dict) else {}
 
 
 def auto_class(config: PretrainedConfig) -> Any:
@@ -260,8 +277,14 @@ def expanded(path: str) -> str:
 
 
 def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "model.path") -> None:
-    """Raises: ModelError for architectures whose attention computes more than ours, which would give wrong results."""
+    """Raises: ModelError for architectures whose attention computes more than ours, which would give wrong results, and for
+    weights that are stored rounded."""
     config = whole.get_text_config()
+    rounded = _rounding(whole).get("quant_method")
+    if rounded not in (None, *RESTORED):
+        what = f"the weights at {path} are stored rounded ({rounded}), and cannot be trained"
+        fix = "name the folder of the whole weights; policy.lora.quantize rounds those below an adapter to 4 bits"
+        raise ModelError(Problem(what, fix=fix, field=field))
     found = None
     if getattr(config, "index_topk", None):
         found = "attention to tokens that an indexer chooses"

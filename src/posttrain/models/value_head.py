@@ -31,7 +31,14 @@ from posttrain.libraries.weight_names import OF_A_HEAD, SCORE_HEAD, score_head_i
 from posttrain.models.attention import KNOWN, NAME, register_attention
 from posttrain.models.experts import multiply_any_width
 from posttrain.models.head import states_at
-from posttrain.models.loading import expanded, first_line, load_model_config, override_config, refuse_unsupported
+from posttrain.models.loading import (
+    expanded,
+    first_line,
+    load_model_config,
+    override_config,
+    refuse_unsupported,
+    restore_rounded,
+)
 from posttrain.models.vision import reads_images
 
 HEADS = ("score", "classifier")  # names of the last layer in transformers' token classification models
@@ -73,6 +80,7 @@ def load_value_model(
     config = load_model_config(path, trust_remote_code, field=field)
     override_config(config, config_overrides or {}, field=f"{field.rpartition('.')[0]}.config_overrides")
     refuse_unsupported(config, path, field=field)
+    restore_rounded(config)
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     config.num_labels = 1
     saved_head = score_head_in(path)
@@ -138,7 +146,7 @@ def _loaded(
                 key_mapping=renamed,
                 ignore_mismatched_sizes=True,  # reported by the caller, like missing ones
             )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ImportError, ValueError, SafetensorError) as error:
         what = f"no model could be loaded from {path}: {first_line(error)}"
         raise ModelError(Problem(what, fix=without_git_lfs(path), field=field)) from error
     model, report = found

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPTJConfig
 from posttrain.config.model import ModelConfig
 from posttrain.errors import ModelError
 from posttrain.models.loading import end_token_ids, expanded, load_causal_lm, load_tokenizer
+from posttrain.models.tiny import write_tiny_model
 from posttrain.plan.model_shape import read_shape
 
 SMALL = {
@@ -174,6 +175,44 @@ def test_model_outside_the_attention_interface_is_refused(tmp_path: Path) -> Non
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert problem_of(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- rounded weights
+
+
+def test_weights_stored_in_8_bits_are_restored(tmp_path: Path) -> None:
+    """Blocks of 16 x 16 weights with a scale each, as Qwen3-FP8 and DeepSeek-V3 store them: every weight is its number times the
+    block's scale, and the model that is saved says nothing of 8 bits."""
+    write_tiny_model(tmp_path, "qwen3")
+    weights, stored = load_file(tmp_path / "model.safetensors"), {}
+    for name, weight in weights.items():
+        stored[name] = weight
+        if name.endswith("_proj.weight"):
+            blocks = weight.unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+            scales = blocks.abs().amax((1, 3), keepdim=True) / 448
+            stored[name] = (blocks / scales).flatten(0, 1).flatten(1).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+            rounded = stored[name].float().unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+            weights[name] = (rounded * scales).flatten(0, 1).flatten(1)
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    say(tmp_path, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]})
+    model = load_causal_lm(str(tmp_path), dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), weights[name], rtol=1e-3, atol=1e-6, msg=name)
+    assert not hasattr(model.config, "quantization_config") or model.config.quantization_config is None
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "of tomorrow"])
+def test_weights_stored_in_another_rounding_are_refused(tmp_path: Path, method: str) -> None:
+    write_tiny_model(tmp_path)
+    say(tmp_path, {"quant_method": method, "bits": 4})
+    assert f"are stored rounded ({method}), and cannot be trained; name the folder of the whole" in problem_of(tmp_path)
+
+
+def say(folder: Path, rounding: dict[str, Any]) -> None:
+    """Write into a folder's config.json how its weights are rounded."""
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": rounding}))
 
 
 # ------------------------------------------------------------------------------------------------------ tokenizers
