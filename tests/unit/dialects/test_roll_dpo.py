@@ -96,3 +96,9 @@ def test_a_file_of_2025_is_seen_by_its_columns_whatever_hydra_has_in_it(tmp_path
     of_2025 = "".join(line for line in FILE.splitlines(True) if not line.startswith(("ipo", "beta", "label")))
     of_2025 += "hydra: {run: {dir: .}, output_subdir: null}\n"
     assert read(tmp_path, text=of_2025).entry == "tune"
+
+
+def test_a_diffusion_model_is_named_whichever_pipeline_its_keys_are_like(tmp_path: Path) -> None:
+    diffusion = FILE.replace("megatron_train", "diffusion_deepspeed_train")
+    with pytest.raises(ConfigError, match="reward feedback learning of a diffusion model"):
+        read(tmp_path, text=diffusion)

@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import count
+from posttrain.dialects.roll.rules.pipelines import refuse_diffusion
 from posttrain.dialects.roll.rules.placement import Copies, device_ids, options, trained
 from posttrain.dialects.roll.rules.run import frozen, precision, recomputes, records
 from posttrain.dialects.roll.rules.sft import batches, data, length, update, validation
@@ -17,6 +18,7 @@ PROMPT = "instruction"  # the column of the prompt, which has no key
 
 def dpo_rules(keys: Reader) -> dict[str, Any]:
     """TuneConfig fields by dotted name."""
+    refuse_diffusion(keys)
     placed, copies = _placement(keys)
     fields = placed | _models(keys) | data(keys, SECTION) | batches(keys, SECTION, copies, sequences_per_row=2)
     fields |= length(keys, SECTION) | validation(keys) | update(keys, SECTION)
