@@ -147,7 +147,11 @@ struct Tiled {
             typename Form<T>::Column columns[WIDE];
             ALL_AT_ONCE
             for (int block = 0; block < WIDE; block++) {
-                columns[block] = Form<T>::column(right + block * apart);
+                // Stored numbers may be narrower than factors.
+                if constexpr (STEP == 1)
+                    columns[block] = load(right + block * apart);
+                else
+                    columns[block] = Form<T>::column(right + block * apart);
                 __builtin_prefetch(next + block * apart, 0, 2);
             }
             ALL_AT_ONCE

@@ -23,6 +23,7 @@ from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
 from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.backends.rollout.native.trial import fast_pass
+from posttrain.libraries.cpu_kernels import build as build_module
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import write_tiny_model
@@ -241,6 +242,27 @@ def test_attention(
     after = without_nan(cache)
     torch.testing.assert_close(after.responses.keys, expected_cache.responses.keys, **CLOSE[dtype])
     assert torch.equal(after.responses.values[0], expected_cache.responses.values[0])
+
+
+@pytest.mark.slow
+def test_attention_of_a_processor_without_products_of_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for processors of 2013, whose kernels multiply in float32 and store tokens one by one."""
+    compiled(torch.bfloat16)
+    flags = ("-march=x86-64-v3" if flag == "-march=native" else flag for flag in build_module.FLAGS)
+    monkeypatch.setattr(build_module, "FLAGS", tuple(flag for flag in flags if flag != "-O3"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = build_module.compiled_library.__wrapped__(kernels_module.SOURCE)
+    assert not isinstance(library, str), library
+    kernels = Kernels(library, torch.bfloat16)
+    assert kernels.tile_step == 1
+    rows = [(0, 40), (1, 0), (0, 17)]
+    cache = ragged_cache(rows, [30, 5], 2, 28, torch.bfloat16, kernels.tile_step)
+    expected_cache = without_nan(cache)
+    projected, turn = torch.randn(3, 6 + 4, 28).bfloat16(), random_turn(3, 28, 28)
+    query_key, value = projected.split([8, 2], dim=1)
+    got = kernels.attend(cache, 0, query_key, value, turn, 0.3, 20)
+    expected = by_torch(expected_cache, query_key, value, turn, 20, None)
+    assert (got - expected).norm() <= 0.02 * expected.norm()
 
 
 @DTYPES
