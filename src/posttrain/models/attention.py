@@ -8,7 +8,6 @@ devices) or ``CachedRows`` (one new token per row against a key/value cache, for
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -107,10 +106,12 @@ def attention(
     if isinstance(attention_layout, CachedRows):
         layer: int = module.layer_idx  # type: ignore[assignment]
         cache = attention_layout.cache
-        settings = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
-        attend = partial(cache.attend, layer, **settings)
-        output = attend_latent(module, query[:, :, 0], attend) if cache.latent else attend(query[:, :, 0])
-        output = output[:, None]
+
+        def attend(asking: Tensor) -> Tensor:
+            return cache.attend(layer, asking, scaling, sliding_window, softcap, s_aux)
+
+        newest = query[:, :, 0]
+        output = (attend_latent(module, newest, attend) if cache.latent else attend(newest))[:, None]
     elif isinstance(attention_layout, SplitRow):
         output = attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap, s_aux)
     else:

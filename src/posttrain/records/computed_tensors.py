@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class ComputedTensor(UnreadTensor):
         made.of, made.inputs = of, inputs
         return made
 
-    def __reduce_ex__(self, protocol: object) -> object:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return ComputedTensor, (self.of, self.inputs, self.shape[1], self.dtype)
 
     def _made_full(self) -> Tensor:

@@ -125,7 +125,8 @@ def _of_checkout(trainer: Trainer, own_folder: str, name: str, roots: Sequence[P
         return None
     file = f"{name.removesuffix('.yaml')}.yaml"
     beside = [_file_of(trainer.written).parent / own_folder] if own_folder else []
-    places = (root / place / file for root in roots for place in (*beside, SHIPPED_IN, f"verl/{SHIPPED_IN}"))
+    folders: list[Path | str] = [*beside, SHIPPED_IN, f"verl/{SHIPPED_IN}"]
+    places = (root / folder / file for root in roots for folder in folders)
     found = next((place for place in places if place.is_file()), None)
     return found.relative_to(Path.cwd()) if found is not None and found.is_relative_to(Path.cwd()) else found
 

@@ -10,7 +10,7 @@ _FLAGS = ("store_true", "store_false", "store_const", "count")
 
 def options_of(source: ast.Module) -> dict[str, bool]:
     """Return the options that a program declares, ``add_argument("--variant", ...)``: True for one that a value follows."""
-    found = {}
+    found: dict[str, bool] = {}
     for node in ast.walk(source):
         if not (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
@@ -38,7 +38,7 @@ def _found(words: Sequence[str], options: Mapping[str, bool]) -> Iterator[tuple[
     place = 0
     while place < len(words):
         name, equals, value = words[place].partition("=")
-        places = (place,)
+        places: tuple[int, ...] = (place,)
         if name in options:
             if options[name] and not equals and place + 1 < len(words):
                 value, places = words[place + 1], (place, place + 1)

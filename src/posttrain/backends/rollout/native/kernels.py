@@ -62,7 +62,10 @@ class PassKernels(Protocol):
 
     dtype: torch.dtype
     narrowest: int  # width that the kernels can compute
-    tile_step: int | None  # of the responses' TiledSlots, where they read those
+
+    @property
+    def tile_step(self) -> int | None:
+        """Step of the responses' TiledSlots, where they read those."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps), times the weight in one of the forms.
