@@ -259,6 +259,8 @@ def takes_text(dialect: str, key: str) -> bool:
     from posttrain.dialects.value_types import choices, fits
 
     row = _ledger(dialect).find(key)
+    if row is not None and row.name.endswith(".**"):  # a section without types: by the key's name
+        return key.endswith(("path", "dir", "file", "folder"))
     if row is None or choices(row.type):
         return False
     numbers = fits(1, row.type) and row.to is not CONVERTERS["as_text"]

@@ -439,7 +439,10 @@ def test_a_path_that_a_condition_decides_is_called_by_its_variable_where_files_a
 def test_a_placeholder_for_a_path_stands_for_it_where_files_are_skipped(tmp_path: Path) -> None:
     """Hydra has no < outside of quotes, so a run needs the value; a plan without files does not."""
     script = tmp_path / "run.sh"
-    script.write_text(CALL + '"actor_rollout_ref.model.path=<path_to_dsv3_config>" data.train_files=a.parquet\n')
+    script.write_text(
+        CALL + '"actor_rollout_ref.model.path=<path_to_dsv3_config>" data.train_files=a.parquet '
+        '"actor_rollout_ref.actor.megatron.dist_checkpointing_path=<path_to_dist_ckpt>"\n'
+    )
     loaded = load_request([str(script)], None, here=True, skip_files=True)
     assert loaded.config.model.path == "<path_to_dsv3_config>"
     assert any("<path_to_dsv3_config>, a placeholder" in text for text in loaded.warnings)
