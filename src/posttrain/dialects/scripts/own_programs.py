@@ -77,7 +77,7 @@ def _program(words: Sequence[str], place: int, roots: Sequence[Path]) -> Path | 
 
 def _with_parts(trainer: Trainer, file: Path, word: str, roots: tuple[Path, ...]) -> Trainer:
     """Add what an example of SkyRL's, or a program called like one, puts in the place of its parts."""
-    found = _trainer(file, word, roots) if trainer.dialect == "skyrl" else None
+    found = _trainer(file, word, roots, of_the_peer=True) if trainer.dialect == "skyrl" else None
     if found is None:
         return trainer
     adds = tuple(each for each in found.adds if each not in keys_asked_by(trainer))
@@ -164,11 +164,13 @@ class _Replaced:
 
     notes: list[str] = field(default_factory=list)
     refused: str = ""
+    sets_up: str = ""  # refused of a user's program: it makes the peer's workers and samplers in its own way
     instead: str = ""  # the fix, where naming the peer's own program is none
     adds: list[str] = field(default_factory=list)  # overrides that say the same
 
 
-def _trainer(file: Path, word: str, roots: tuple[Path, ...]) -> Trainer | None:
+def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: bool = False) -> Trainer | None:
+    """The trainer that a program builds; one of the peer's own may set its workers up in its own way."""
     source = _parsed(file)
     if source is None:
         return None
@@ -191,7 +193,7 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...]) -> Trainer | None:
         peer.dialect,
         written,
         notes=tuple(replaced.notes),
-        refused=replaced.refused,
+        refused=replaced.refused or ("" if of_the_peer else replaced.sets_up),
         instead=replaced.instead,
         adds=tuple(replaced.adds),
         options=options_of(source) if peer.dialect == "skyrl" else {},
@@ -323,7 +325,11 @@ def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, fi
         replaced.adds += [each for each in SKYRL_PARTS[parts[0]] if each not in replaced.adds]
         return
     part = parts[0] if parts else "another part"
-    replaced.refused = f"{title} (line {method.lineno} of {file}) puts {part} in the place of its own"
+    what = f"{title} (line {method.lineno} of {file}) puts {part} in the place of its own"
+    if method.name not in ("get_generator", "get_trainer"):
+        replaced.sets_up = replaced.sets_up or what
+        return
+    replaced.refused = what
     if method.name == "get_generator":
         replaced.instead = (
             "let it play against the run's own endpoint, which takes a reward for each conversation (docs/open-run.md): name "

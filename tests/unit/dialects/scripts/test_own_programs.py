@@ -129,6 +129,18 @@ def test_another_generator_is_refused_by_name_under_any_name_of_the_program(tmp_
         launched(tmp_path, program, command)
 
 
+def test_an_example_of_skyrls_may_make_its_samplers_in_its_own_way(tmp_path: Path) -> None:
+    program = f"{SKYRL}    def get_inference_client(self):\n        return Client(self.cfg)\n"
+    place = tmp_path / "examples" / "quantized"
+    place.mkdir(parents=True)
+    (place / "main_mine.py").write_text(program)
+    assert launched(tmp_path, program, "python -m examples.quantized.main_mine").dialect == "skyrl"
+    with pytest.raises(
+        ConfigError, match=r"E.get_inference_client .line 3 .* puts another part in the place of its own"
+    ):
+        launched(tmp_path, program)
+
+
 def test_options_that_a_program_of_skyrl_reads_itself_are_no_overrides(tmp_path: Path) -> None:
     program = "from skyrl.train.entrypoints.main_base import BasePPOExp\n"
     program += 'PLACES = {"sft": "envs:Quiet", "instruct": "envs:Loud"}\n'
