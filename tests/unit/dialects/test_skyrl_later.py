@@ -83,7 +83,8 @@ def test_another_name_of_a_chat_template_gets_the_nearest() -> None:
 
 
 def test_an_environment_of_verifiers_ends_its_own_episodes() -> None:
-    asked = read("+posttrain.environment.name=verifiers", "environment.env_class=will/wordle@0.1.4")
+    endpoint = f"{G}.enable_http_endpoint=true"
+    asked = read("+posttrain.environment.name=verifiers", "environment.env_class=will/wordle@0.1.4", endpoint)
     environment = asked.config.environment
     assert (environment.name, environment.settings["env"], environment.max_turns) == ("verifiers", "wordle", None)
 

@@ -41,10 +41,11 @@ def plays(keys: Reader) -> bool:
 
 def environment(keys: Reader) -> dict[str, Any]:
     """Return the environments and their settings."""
-    if get(keys, ENDPOINT):
+    # An environment of our own section asks its own address, as the verifiers program asks the endpoint
+    if get(keys, ENDPOINT) and not keys.written(f"{_OURS}.name"):
         return _open_run(keys)
     for key in _ENDPOINT_KEYS:
-        keys.ignore(key, f"{ENDPOINT} is false")
+        keys.ignore(key, f"{ENDPOINT} is false" if not get(keys, ENDPOINT) else f"{_OURS}.name says what is played")
     if not plays(keys):
         for key in (*_TURN_KEYS, f"{SECTION}.search"):
             keys.ignore(key, _ONE_TURN)
