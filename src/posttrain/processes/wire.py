@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 _TAG = "~"  # {"~": kind, "of": value}
@@ -47,7 +48,9 @@ def to_bytes(value: Any) -> bytes:
 
 def to_text(value: Any) -> str:
     """``to_bytes`` as text, which may be put into the text of other values."""
-    return json.dumps(_plain(value))
+    if type(value) is str:  # as json.dumps writes it: most values are responses
+        return encode_basestring_ascii(value)
+    return "null" if value is None else json.dumps(_plain(value))
 
 
 def from_bytes(data: bytes | str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], im
         about = alike
         if own_text or own_images:
             about = about_prompt(own_text or prompt.text, prompt.images or own_images)
-        sample_id, response = _JSON.encode(trajectory.sample_id), _JSON.encode(trajectory.text)
+        # As _JSON writes a text, in less time
+        sample_id, response = encode_basestring(trajectory.sample_id), encode_basestring(trajectory.text)
         rest = {
             "reward": outcome.value if isinstance(outcome, Reward) else None,
             "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
