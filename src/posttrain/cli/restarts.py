@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +37,9 @@ IN_USE = "InUse"  # run.lock's error
 STANDBY_AFTER_S = 5.0  # of a run: by then its own start is over, or nearly
 LONGEST_PAUSE_S = 60.0
 LOOK_S = 0.05
+# A process with threads does not fork. NumPy's matrix library starts some when it is imported, and Arrow's allocator one that only
+# returns memory.
+STANDBY_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Ends of a process's own making; SIGKILL comes from outside, also where memory runs out.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 
@@ -167,7 +170,7 @@ class _Supervisor:
         while (code := run.poll()) is None:
             needed = self._standby is None and run.alone and not self.asked
             if needed and time.monotonic() - began > STANDBY_AFTER_S:
-                self._standby = _Child([*self._again(), "--standby"])
+                self._standby = _Child([*self._again(), "--standby"], STANDBY_ENVIRONMENT)
             time.sleep(LOOK_S)
         told = run.take_messages()
         self._folder = next((Path(one.folder) for one in told if one.folder), self._folder)
@@ -229,12 +232,14 @@ class _Supervisor:
 class _Child:
     """A process that is a run, or a standby, which begins one at ``go``."""
 
-    def __init__(self, arguments: Sequence[str]):
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None):
+        """Args: environment, defaults of variables that the process may have of its own."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
             command = [sys.executable, *PROGRAM, *arguments, f"--supervised={theirs.fileno()}"]
-            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
+            variables = {**(environment or {}), **os.environ}
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True, env=variables)
         self._run: int | None = self.process.pid  # None: a standby that has not begun one
         self._messages: list[Message] = []
         self._unread = b""  # the beginning of a line

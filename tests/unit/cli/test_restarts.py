@@ -177,6 +177,14 @@ def test_a_standby_that_is_killed_ends_its_run(program: Path, monkeypatch: pytes
     assert record[1]["reason"] == "was killed by SIGKILL in step 3"
 
 
+@pytest.mark.slow
+def test_what_a_standby_imports_starts_no_thread() -> None:
+    code = "import os, posttrain.build.train; print(len(os.listdir('/proc/self/task')))"
+    environment = restarts.STANDBY_ENVIRONMENT | os.environ
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "1\n"
+
+
 def test_a_signal_is_handed_on_and_ends_it(program: Path) -> None:
     (program / "ends").write_text("[null]")
     (program / "steps").write_text("[[1]]")
