@@ -37,8 +37,8 @@ IN_USE = "InUse"  # run.lock's error
 STANDBY_AFTER_S = 5.0  # of a run: by then its own start is over, or nearly
 LONGEST_PAUSE_S = 60.0
 LOOK_S = 0.05
-# A process with threads does not fork. NumPy's matrix library starts some when it is imported, and Arrow's allocator one that only
-# returns memory.
+# A process with threads does not fork. NumPy's matrix library starts some when it is imported, and Arrow's allocator one that
+# only returns memory.
 STANDBY_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Ends of a process's own making; SIGKILL comes from outside, also where memory runs out.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
