@@ -121,8 +121,8 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
                 overlong_buffer_tokens=None,
                 check_references=False,
             ),
-            # The number of a scorer that the made rows do not have
-            "group_filter": _with(config.group_filter, metric="reward"),
+            # A random model scores 0 everywhere: no group would pass
+            "group_filter": type(config.group_filter)(),
             "run": _with(config.run, folder=str(folder / "run"), total_steps=2, resume="never"),
             "checkpoint": _with(config.checkpoint, every_steps=None, at_end=False, upload=None, folder=None),
             "tracking": _with(config.tracking, trackers=[]),
