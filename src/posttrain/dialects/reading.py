@@ -194,8 +194,7 @@ def _no_section(reader: Reader, key: str, value: Any) -> None:
         f"{key} must be a section, not {show(value)}", key=key, fix=f"write its keys below it, such as {key}.{leaf}"
     )
     reader.bad.add(key)
-    defaults = value_at(reader.ledger.defaults(), key)
-    reader.put(key, defaults if isinstance(defaults, dict) else {})
+    reader.put(key, value_at(reader.ledger.defaults(), key) or {})
 
 
 def _stands_for(name: str, key: str) -> bool:
