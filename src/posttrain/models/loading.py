@@ -29,6 +29,7 @@ from posttrain.libraries.git_lfs import without_git_lfs
 from posttrain.libraries.hub import restored
 from posttrain.models.attention import KNOWN, NAME, register_attention
 from posttrain.models.experts import multiply_any_width
+from posttrain.models.recurrent import KINDS, has_states, separate_sequences
 from posttrain.models.rope import KEYS as ROPE_KEYS
 from posttrain.models.rope import has_rope, override_rope, rope_for_servers
 from posttrain.models.vision import CHOOSE, has_vision, reads_images
@@ -218,7 +219,8 @@ def load_causal_lm(
                 field=field,
             )
         )
-    if not model._supports_attention_backend:
+    # Classes with layers that keep a state do not claim it, for the sake of those: the first pass shows whether it holds.
+    if not (model._supports_attention_backend or has_states(config)):
         raise ModelError(
             Problem(
                 f"{type(model).__name__} at {path} does not use transformers' attention interface",
@@ -227,6 +229,7 @@ def load_causal_lm(
             )
         )
     multiply_any_width(model)
+    separate_sequences(model, field)
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
     return model.eval()
 
@@ -290,7 +293,7 @@ def refuse_unsupported(whole: PretrainedConfig, path: str, *, field: str = "mode
         found = "attention to tokens that an indexer chooses"
     elif getattr(config, "use_bidirectional_attention", None):
         found = "attention to later tokens"
-    elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}:
+    elif set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention", *KINDS}:
         found = "attention layers that are neither full nor sliding-window"
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     if has_vision(whole) and not reads_images(whole) and type(whole) not in known:

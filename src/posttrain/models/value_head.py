@@ -39,6 +39,7 @@ from posttrain.models.loading import (
     refuse_unsupported,
     restore_rounded,
 )
+from posttrain.models.recurrent import has_states, separate_sequences
 from posttrain.models.vision import reads_images
 
 HEADS = ("score", "classifier")  # names of the last layer in transformers' token classification models
@@ -109,7 +110,7 @@ def load_value_model(
         what = f"the model at {path} has no weights of the right shape for {', '.join(lacking[:3])}{more}"
         fix = "use the complete folder of a causal language or token classification model"
         raise ModelError(Problem(what, fix=fix, field=field))
-    if not model._supports_attention_backend:
+    if not (model._supports_attention_backend or has_states(config)):
         what = f"{type(model).__name__} at {path} does not use transformers' attention interface"
         raise ModelError(Problem(what, fix=KNOWN, field=field))
     with torch.no_grad():
@@ -117,6 +118,7 @@ def load_value_model(
             if f"{head_name}.{name}" in missing:  # filled with random numbers by transformers
                 weight.zero_()
     multiply_any_width(model)
+    separate_sequences(model, field)
     cast(Any, model).to(torch.device(device))  # transformers hides the method's type
     head.float()
     return model.eval()

@@ -154,11 +154,7 @@ def write_config(folder: Path, model_type: str, **changes: Any) -> Path:
     [
         ("deepseek_v32", {}, "attention to tokens that an indexer chooses"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention to later tokens"),
-        (
-            "qwen3_next",
-            {"layer_types": ["linear_attention", "full_attention"]},
-            "attention layers that are neither full nor sliding-window",
-        ),
+        ("falcon_h1", {}, "attention layers that are neither full nor sliding-window"),
     ],
 )
 def test_attention_that_ours_does_not_compute_is_refused(

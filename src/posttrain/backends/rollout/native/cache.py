@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.slots import LENGTH_UNUSED, Past, Slots, TiledSlots, rounded_up
 from posttrain.models.latent_attention import has_latents, stored
+from posttrain.models.recurrent import States
 
 # Largest number of keys of a pass for which plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144).
 FEW_NUMBERS = 1 << 15
@@ -46,6 +47,7 @@ class KeyValueCache:
         tiled = partial(TiledSlots, layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
         self.prompts = plain()
         self.responses = plain() if tile_step is None else tiled(step=tile_step)
+        self.states = States()  # of layers that have no keys and values
         self._parts: list[tuple[int, int, int, int]] | None = None
         self._copies: list[tuple[int, int, int]] = []
         self.split = 0  # tokens of the announced prefill before its copies are made
@@ -120,6 +122,21 @@ class KeyValueCache:
             self._rows[rows] = numbers.to(device)
         self.prompt_slots, self.prompt_lens, self.places = self._rows[rows].copy_(numbers)
         self._listed: tuple[Sequence[int], Sequence[int]] | None = prompt_slots, prompt_lens
+
+    @property
+    def decodes(self) -> bool:
+        """True when tokens of responses are announced, and not a prefill."""
+        return self._parts is None
+
+    def move_response(self, source: int, target: int, length: int) -> None:
+        """Copy a response with ``length`` cached tokens over another slot."""
+        self.responses.move(source, target, length)
+        self.states.move("response", source, target)
+
+    def move_prompt(self, source: int, target: int, length: int) -> None:
+        """Copy a prompt of ``length`` tokens over another slot."""
+        self.prompts.move(source, target, length)
+        self.states.move("prompt", source, target)
 
     @property
     def moves(self) -> int:

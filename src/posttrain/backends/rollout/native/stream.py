@@ -43,6 +43,7 @@ from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.libraries.grammars import Grammars
 from posttrain.models.packed_attention import continued_layout
+from posttrain.models.recurrent import has_states
 from posttrain.models.routing import Routers
 from posttrain.models.vision import model_inputs, position_shift
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
@@ -89,6 +90,8 @@ class NativeStream:
         self._held: list[PromptState] = []  # in the order of their slots
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = token_pass.new_cache(slots)
+        # A state is that after all tokens of a prompt or a response: none of a part of them can be used.
+        self._whole = has_states(model.config)
         self.passes = 0
         self._submitted = 0  # requests
         self._passed_over = 0  # passes in which requests with free slots waited for others
@@ -113,6 +116,8 @@ class NativeStream:
         if self.closed:
             raise RuntimeError("the stream is closed")
         new = prompt_of(request, self.sampling)
+        if self._whole:
+            new.stem = 0
         prompt = self._prompts.setdefault(new.key, new)
         prompt.users += 1
         seed = self.sampling.seed if request.seed is None else request.seed
@@ -151,7 +156,7 @@ class NativeStream:
     @torch.inference_mode()
     def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
         caches: dict[Response, Kept | None] = {}
-        if keep_cache:
+        if keep_cache and not self._whole:
             slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
             caches = {response: response.kept for response in self._waiting}
             caches |= {one: self._past(slot_of, place, one) for place, one in enumerate(self._active)}
@@ -239,6 +244,8 @@ class NativeStream:
 
     def _reusable(self, response: Response) -> int:
         """Count the prompt's tokens whose keys and values are cached. The last token never counts: its logits are needed."""
+        if self._whole:
+            return 0
         if response.kept is not None:
             return len(response.kept.token_ids)
         if response.prompt.scored != UNSCORED or response.request.images:
@@ -348,7 +355,7 @@ class NativeStream:
         for slot, response in enumerate(self._active):
             if response.stop_reason is None:
                 continue
-            if response.request.conversation:
+            if response.request.conversation and not self._whole:
                 self._kept.pop(response.request.conversation, None)
                 self._kept[response.request.conversation] = self._past(slot_of, slot, response)
         while len(self._kept) > self.slots:
@@ -373,14 +380,14 @@ class NativeStream:
         self._active = close_gaps(
             self._active,
             gone=lambda response: response in gone,
-            move=lambda source, target, response: self._cache.responses.move(source, target, response.cached),
+            move=lambda source, target, response: self._cache.move_response(source, target, response.cached),
         )
         # The next requests may begin with a prompt that is still in its slot.
         needed = {response.prompt for response in (*self._active, *islice(self._waiting, 1))}
         self._held = close_gaps(
             self._held,
             gone=lambda prompt: prompt not in needed,
-            move=lambda source, target, prompt: self._cache.prompts.move(source, target, len(prompt.token_ids)),
+            move=lambda source, target, prompt: self._cache.move_prompt(source, target, len(prompt.token_ids)),
         )
 
     def trajectory(self, response: Response) -> Trajectory:

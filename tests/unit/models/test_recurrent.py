@@ -1,0 +1,179 @@
+"""Models whose layers keep a state: a sequence's numbers do not depend on what lies beside it, and sampling has the trainer's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from posttrain.backends.rollout.native.engine import NativeEngine
+from posttrain.errors import ModelError
+from posttrain.interfaces.rollout_engine import Request
+from posttrain.models.attention import NAME, register_attention
+from posttrain.models.packed_attention import packed_layout, shared_layout
+from posttrain.models.recurrent import separate_sequences
+from posttrain.models.tiny import draw_weights, tiny_tokenizer
+from posttrain.records.prompts import Prompt
+from posttrain.records.trajectories import SamplingParams, Trajectory
+
+TOKENIZER = tiny_tokenizer()
+COMMON = {
+    "vocab_size": len(TOKENIZER), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": None, "eos_token_id": TOKENIZER.eos_token_id,
+    "pad_token_id": TOKENIZER.pad_token_id, "num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16, "num_dense_layers": 1,
+}  # fmt: skip
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": LINEAR,  # with experts
+    "olmo_hybrid": LINEAR,
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+}
+
+
+def build(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A random model twice: ours, and transformers' with its own attention."""
+    register_attention()
+    known = vars(AutoConfig.for_model(family))
+    sizes = {name: value for name, value in COMMON.items() if name in known}
+    config = AutoConfig.for_model(family, **sizes, **FAMILIES[family])
+    plain = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    draw_weights(plain, seed=1)
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
+    ours.load_state_dict(plain.state_dict())
+    separate_sequences(ours, "model.path")
+    return ours, plain
+
+
+def drawn(*lengths: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 250, (length,), generator=generator) for length in lengths]
+
+
+def alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=tokens[None], use_cache=False).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_sequences_have_the_logits_and_gradients_of_each_alone(family: str) -> None:
+    """Lengths that need padding, one of a single token, and of more than a chunk of 64."""
+    ours, plain = build(family)
+    sequences = drawn(9, 1, 70, 12)
+    places = torch.cat([torch.arange(len(each)) for each in sequences])
+    layout = packed_layout([len(each) for each in sequences])
+    row = torch.cat(sequences)[None]
+    got = ours(input_ids=row, position_ids=places[None], attention_layout=layout, use_cache=False).logits[0]
+    expected = torch.cat([alone(plain, each) for each in sequences])
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+    for logits in (got, expected):
+        logits.log_softmax(1)[:, 5].sum().backward()
+    for (name, weight), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        if other.grad is not None:
+            assert weight.grad is not None and (weight.grad - other.grad).norm() <= 1e-3 * other.grad.norm() + 1e-5, (
+                name
+            )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_responses_behind_a_shared_prompt_begin_with_its_state(family: str) -> None:
+    """Groups of prompts of 7, 1 and 66 tokens; responses of one token among them. Gradients flow through the shared state."""
+    ours, plain = build(family)
+    groups = [(7, (4, 1, 9)), (1, (3, 3, 2)), (66, (1, 2, 1))]
+    tokens = iter(drawn(*(count for prompt, responses in groups for count in (prompt, *responses))))
+    row, places, expected = [], [], []
+    for prompt, responses in groups:
+        row.append(first := next(tokens))
+        places.append(torch.arange(prompt))
+        expected.append(alone(plain, first))
+        for count in responses:
+            row.append(rest := next(tokens))
+            places.append(prompt + torch.arange(count))
+            expected.append(alone(plain, torch.cat([first, rest]))[prompt:])
+    inputs = {"input_ids": torch.cat(row)[None], "position_ids": torch.cat(places)[None]}
+    got = ours(**inputs, attention_layout=shared_layout(groups), use_cache=False).logits[0]
+    torch.testing.assert_close(got, torch.cat(expected), rtol=1e-3, atol=2e-4)
+    for logits in (got, torch.cat(expected)):
+        logits.log_softmax(1)[:, 5].sum().backward()
+    for (name, weight), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        if other.grad is not None:
+            assert weight.grad is not None and (weight.grad - other.grad).norm() <= 1e-3 * other.grad.norm() + 1e-5, (
+                name
+            )
+
+
+def check(plain: PreTrainedModel, prompt: tuple[int, ...], trajectory: Trajectory) -> None:
+    """The response has the log-probs that the plain model gives its tokens."""
+    tokens = torch.tensor([*prompt, *trajectory.token_ids])
+    with torch.inference_mode():
+        logprobs = alone(plain, tokens)[len(prompt) - 1 : -1].log_softmax(1)
+    own = logprobs.gather(1, torch.tensor(trajectory.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(trajectory.logprobs), own, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_logprobs_are_the_models_own(family: str) -> None:
+    """Four slots for nine responses of three prompts: slots are freed, filled again, and moved with their states."""
+    ours, plain = build(family)
+    engine = NativeEngine(ours, TOKENIZER, max_concurrent_sequences=4, max_prefill_tokens=40)
+    prompts = [
+        Prompt(prompt_id=str(number), token_ids=tuple(tokens.tolist()), text="", data_source="")
+        for number, tokens in enumerate(drawn(5, 19, 1))
+    ]
+    sampling = SamplingParams(samples_per_prompt=3, max_response_tokens=24, seed=3)
+    for group in engine.generate(prompts, sampling):
+        for trajectory in group.trajectories:
+            check(plain, group.prompt.token_ids, trajectory)
+
+
+def test_a_conversation_and_a_continued_response_are_prefilled_whole() -> None:
+    """A state is of all tokens before: what is kept of other models' conversations is computed again."""
+    ours, plain = build("qwen3_5_text")
+    engine = NativeEngine(ours, TOKENIZER, max_concurrent_sequences=4, max_prefill_tokens=400)
+    first = tuple(drawn(6)[0].tolist())
+    with engine.open_stream(SamplingParams(max_response_tokens=8, ignore_eos=True)) as stream:
+        stream.submit([Request("a", first, 8, conversation="talk")])
+        (turn,) = stream.wait(60)
+        check(plain, first, turn)
+        second = (*first, *turn.token_ids, 65, 66)
+        stream.submit([Request("b", second, 8, conversation="talk")])
+        (turn,) = stream.wait(60)
+        check(plain, second, turn)
+        stream.submit([Request("c", first, 8)])
+        stream.step()  # type: ignore[attr-defined]
+        stream.step()  # type: ignore[attr-defined]
+        (begun,) = stream.take_back(keep_cache=True)  # type: ignore[attr-defined]
+        assert begun.cache is None and len(begun.token_ids) == 2
+        stream.submit([Request("c", first, 8, begun=begun)])
+        (whole,) = stream.wait(60)
+        check(plain, first, whole)
+
+
+def test_layers_of_an_unknown_form_are_refused() -> None:
+    """MiniMax's linear attention takes no such cache."""
+    known = vars(AutoConfig.for_model("minimax"))
+    sizes = {name: value for name, value in COMMON.items() if name in known}
+    config = AutoConfig.for_model("minimax", **sizes, layer_types=LINEAR["layer_types"], num_local_experts=2)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with pytest.raises(
+        ModelError, match=r"the layers of MiniMaxForCausalLM at .* that keep a state are of an unknown form"
+    ):
+        separate_sequences(model, "model.path")
+
+
+def test_a_sequence_is_not_split_over_devices() -> None:
+    ours, _ = build("lfm2")
+    row, places = torch.zeros(1, 4, dtype=torch.int64), torch.arange(4)[None]
+    with pytest.raises(ModelError, match=r"layers that keep a state are not split over devices.*sequence_parallel=1"):
+        ours(input_ids=row, position_ids=places, attention_layout=object(), use_cache=False)
