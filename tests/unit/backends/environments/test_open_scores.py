@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -279,7 +280,12 @@ def test_a_task_that_cannot_be_set_is_an_answer(world: Callable[..., EnvSpec]) -
 def test_a_conversation_waits_for_an_environment_that_is_free(world: Callable[..., EnvSpec]) -> None:
     run = Run(samples=2, prompts=1, spec=world("Counting"), scorer=ProcessHost(1, timeout_s=20.0), wait_s=1.0)
     run.begin()
-    first = run.call("/conversations", {"conversation": "first"})["messages"][0]["content"]
+    while True:
+        try:
+            first = run.call("/conversations", {"conversation": "first"})["messages"][0]["content"]
+            break
+        except HTTPError as error:  # its environment's process has not started within a second
+            assert error.code == 503
     status, why = run.fails("/conversations", {"conversation": "second"})
     assert status == 503 and "no environment was free for 1 s" in why
     run.reward(played(run, first, name="first"), None)
