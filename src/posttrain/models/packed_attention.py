@@ -133,9 +133,8 @@ def attend_packed(
     plain = [always or (on_cpu and bucket.keys <= _longest_plain(bucket, window)) for bucket in layout.buckets]
     if all(plain):
         biases = [layout.bias(number, window) for number in numbers]
-        return attend_plain(queries, keys, values, layout.places(heads, kv_heads), biases, scaling, softcap, sinks)[
-            None
-        ]
+        places = layout.places(heads, kv_heads)
+        return attend_plain(queries, keys, values, places, biases, scaling, softcap, sinks)[None]
     outputs = []
     for number, bucket in enumerate(layout.buckets):
         if plain[number]:

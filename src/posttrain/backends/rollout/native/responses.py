@@ -239,12 +239,15 @@ def trajectory_of(response: Response, tokenizer: PreTrainedTokenizerBase, sampli
     )
 
 
-def prompt_of(request: Request, sampling: SamplingParams) -> PromptState:
-    """Return the state of a request's prompt, not prefilled. Requests whose prompts have equal keys share one."""
+def prompt_of(request: Request, sampling: SamplingParams, *, whole: bool = False) -> PromptState:
+    """Return the state of a request's prompt, not prefilled. Requests whose prompts have equal keys share one.
+
+    Args: whole: the prompt is prefilled from its first token, also where another one begins with the same tokens.
+    """
     owner = request.sample_id if request.begun and request.begun.cache is not None else ""
     scored = request.top_logprobs if request.prompt_logprobs else 0 if sampling.prompt_logprobs else UNSCORED
     # Equal tokens may belong to other images, keys and values to older weights, and log-probs are wanted of every token.
-    shares = not owner and request.images is None and scored == UNSCORED
+    shares = not whole and not owner and request.images is None and scored == UNSCORED
     stem = len(request.token_ids) if shares else 0
     return PromptState(request.all_tokens, request.images, owner, stem, scored=scored)
 

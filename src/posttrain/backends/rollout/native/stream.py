@@ -115,9 +115,7 @@ class NativeStream:
         """Submit one request without checks."""
         if self.closed:
             raise RuntimeError("the stream is closed")
-        new = prompt_of(request, self.sampling)
-        if self._whole:
-            new.stem = 0
+        new = prompt_of(request, self.sampling, whole=self._whole)
         prompt = self._prompts.setdefault(new.key, new)
         prompt.users += 1
         seed = self.sampling.seed if request.seed is None else request.seed
