@@ -306,25 +306,31 @@ def test_a_filter_leaves_its_groups_in_the_records_of_one_step(
 
 
 WORLD = '''
-import random, time
+import pathlib, time
 from posttrain.interfaces.env import EnvStart, EnvStep
 
 class Guess:
-    """Ends after 1 to 4 turns, by its seed, and answers after so many seconds."""
+    """Ends after 1 to 4 turns, by its seed, and answers after so many seconds; some not before ``late`` has two lines."""
 
-    def __init__(self, spec, seconds=0.0):
-        self.turn, self.seconds = 0, seconds
+    def __init__(self, spec, seconds=0.0, late=""):
+        self.turn, self.seconds, self.late = 0, seconds, pathlib.Path(late)
 
     def reset(self, seed):
-        self.turns = 1 + seed % 4
+        self.turns, self.is_late = 1 + seed % 4, self.late.name and seed % 3 == 0
         return EnvStart(messages=[{"role": "user", "content": f"go {seed % 7}"}])
 
     def step(self, action):
         self.turn += 1
         time.sleep(self.seconds)
+        deadline = time.monotonic() + 20.0
+        while self.is_late and time.monotonic() < deadline and not self.is_trained():
+            time.sleep(0.01)
         return EnvStep(
             messages=[{"role": "user", "content": "on"}], reward=len(action) / 10, done=self.turn == self.turns
         )
+
+    def is_trained(self):
+        return self.late.exists() and self.late.read_text().count("\\n") >= 2
 
     def close(self):
         return {"turns": float(self.turn)}
@@ -338,6 +344,7 @@ def in_a_world(
     workers: int = 0,
     seconds: float = 0.0,
     replay: Path | None = None,
+    late: Path | str = "",
     **more: Any,
 ) -> Path:
     (place / "world.py").write_text(WORLD)
@@ -349,7 +356,7 @@ def in_a_world(
             "train_episodes": 10,
             "validation_episodes": 2,
             "workers": workers,
-            "settings": {"seconds": seconds},
+            "settings": {"seconds": seconds, "late": str(late)},
         },
     }
     return train_run(make(folder, **(sections | more)), replay=replay)
@@ -454,12 +461,14 @@ def test_episodes_are_replayed(make: Make, tmp_path: Path, first_s: float, again
 
 @pytest.mark.slow
 def test_dropped_groups_are_replayed_where_others_were_prepared_before_them(make: Make, tmp_path: Path) -> None:
-    """A dropped prompt waits behind those whose environments are prepared already; the replay prepares none."""
+    """A dropped prompt waits behind those whose environments are prepared already; the replay prepares none. Environments that
+    answer only when two steps have been trained are late for both, however fast this machine is."""
     settings = COLOCATE | {"max_staleness_steps": 1, "on_stale": "drop", "prepared_groups": 3}
     sections: dict[str, Any] = {
         "workers": 12,
         "asynchronous": settings,
         "group_filter": {"strategy": "refill", "above_std": 0.1, "max_batches": 60},
+        "late": tmp_path / "first/metrics.jsonl",
     }
     first = in_a_world(make, tmp_path, "first", seconds=0.01, **sections)
     assert any(event["event"] == "dropped" for event in events(first)), "no group of this run is late: choose others"
