@@ -33,7 +33,7 @@ WORKER = """
 import os
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
 from posttrain.backends.runtime.ray.worker import Worker
-cluster = Cluster(None, workers=1, object_store_bytes=80 << 20)
+cluster = Cluster(None, workers=1, object_store_bytes=80 << 20, start_timeout_s=300.0)
 try:
     group = cluster.reserve([[{"CPU": 1.0}]], 60.0)[0]
     place = {"group": group, "bundle": 0, "cpus": 1, "gpus": 0, "environment": worker_environment(1, False)}

@@ -203,7 +203,7 @@ def test_what_a_sampler_made_outlives_it(address: str) -> None:
         def made(self) -> tuple[int, tuple[NDArray[np.int64], ...]]:
             return os.getpid(), (np.arange(100_000), np.full(100_000, 3))
 
-    cluster = Cluster(address, workers=1, object_store_bytes=0)
+    cluster = Cluster(address, workers=1, object_store_bytes=0, start_timeout_s=60.0)
     try:
         source = ray.remote(Source).remote()
         pid, beside = cluster.call_for_two(source, "made")

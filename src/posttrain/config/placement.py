@@ -27,6 +27,6 @@ class PlacementConfig(Section):
     ray_address: str | None = None
     """Ray cluster to run on (host:port; auto: the one this machine belongs to); null starts one on this machine for the run."""
     start_timeout_s: float = Field(default=300.0, gt=0.0)
-    """Time that workers have to be placed, to start and to load their models."""
+    """Time that a cluster of the run's own has to start, and workers to be placed, to start and to load their models."""
     call_timeout_s: float = Field(default=3600.0, gt=0.0)
     """Time that a worker has for one call, such as sampling a step or a mini-batch; the run stops when it is over."""

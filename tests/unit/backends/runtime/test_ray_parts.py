@@ -349,7 +349,7 @@ def test_a_signal_while_ray_starts_is_heard_by_our_handler(monkeypatch: pytest.M
     monkeypatch.setattr(cluster.ray, "init", init)
     try:
         with pytest.raises(SystemExit):
-            cluster.Cluster(None, workers=1, object_store_bytes=1)
+            cluster.Cluster(None, workers=1, object_store_bytes=1, start_timeout_s=60.0)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
@@ -411,12 +411,50 @@ def test_a_ray_that_is_not_up_in_time_is_an_error_of_the_run(monkeypatch: pytest
             raise error
 
         monkeypatch.setattr(ray, "init", init)
-        Cluster(None, workers=1, object_store_bytes=100_000_000)
+        Cluster(None, workers=1, object_store_bytes=100_000_000, start_timeout_s=60.0)
 
     with pytest.raises(RunStopped, match="Ray does not start: The current node timed out"):
         fails(Exception("The current node timed out during startup."))
     with pytest.raises(TypeError):
         fails(TypeError("no such argument"))
+
+
+def test_ray_has_as_long_to_start_as_the_run_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives up after limits of its own, one of them a number in its code, whatever the run's is."""
+    import ray
+    from ray._private import services
+
+    from posttrain.backends.runtime.ray import cluster
+
+    looks: list[float] = []
+    seen: dict[str, Any] = {}
+
+    def get_node(address: str, node: str) -> dict[str, str]:
+        looks.append(time.monotonic())
+        if len(looks) < 3:
+            raise RuntimeError("no such node")
+        return {"node": node}
+
+    def init(**given: Any) -> None:
+        seen.update(given["_system_config"], head=os.environ[cluster.HEAD_START])
+        seen["node"] = services.get_node("an address", "a node")  # as ray._private.node looks for it
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster.Cluster, "close", lambda self: None)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: type("", (), {"get_node_id": lambda self: "n"})())
+    monkeypatch.delenv(cluster.HEAD_START, raising=False)
+    cluster.Cluster(None, workers=1, object_store_bytes=1, start_timeout_s=200.5)
+    assert seen["node"] == {"node": "a node"} and len(looks) == 3
+    assert seen["head"] == "201" and cluster.HEAD_START not in os.environ and services.get_node is get_node
+    assert seen["worker_register_timeout_seconds"] == 201 and seen["agent_register_timeout_ms"] == 201_000
+    looks.clear()
+    with pytest.raises(
+        RunStopped, match=r"Ray does not start: its node was not up within 0.1 s \(placement.start_timeout_s\)"
+    ):
+        cluster.Cluster(None, workers=1, object_store_bytes=1, start_timeout_s=0.1)
+    assert seen["head"] == "30" and seen["worker_register_timeout_seconds"] == 60  # never less than Ray's own
+    assert len(looks) < 3
 
 
 def test_a_process_that_is_connected_to_ray_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,4 +467,4 @@ def test_a_process_that_is_connected_to_ray_keeps_its_connection(monkeypatch: py
     monkeypatch.setattr(ray, "shutdown", lambda: pytest.fail("the connection was closed"))
     for address in (None, "192.0.2.7:6379"):
         with pytest.raises(RunStopped, match=r"connected to Ray already.*call ray.shutdown\(\) first"):
-            Cluster(address, workers=1, object_store_bytes=100_000_000)
+            Cluster(address, workers=1, object_store_bytes=100_000_000, start_timeout_s=60.0)

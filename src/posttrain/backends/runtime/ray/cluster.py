@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import ray
 from numpy.typing import NDArray
+from ray._private import services
 from ray.exceptions import (
     GetTimeoutError,
     ObjectStoreFullError,
@@ -34,7 +36,11 @@ LONGEST_FOLDER = 28  # bytes, of the one that Ray's own is made in
 # Of a cluster of its own. Its workers are what the machine is there for (Ray would have them yield to everything else), and each
 # is started in its own environment: those that Ray starts ahead of time would be of no use, at a second of CPU time each.
 SETTINGS = {"worker_niceness": 0, "prestart_worker_first_driver": False, "enable_worker_prestart": False}
-# What ``ray.init`` raises; besides these Exception itself, where a node is not up within 30 s on a machine with much other work.
+# Ray's own limits in seconds, of which placement.start_timeout_s makes larger ones. Its environment variable of the head's start
+# holds for the whole start of it.
+HEAD_START = "RAY_gcs_server_port_wait_time_s"
+HEAD_START_S, WORKER_START_S, AGENT_START_S = 30, 60, 100
+# What ``ray.init`` raises; besides these Exception itself, where a node does not come up.
 START_FAULTS = (ConnectionError, RuntimeError, RayError, TimeoutError, ValueError, OSError)
 CALLS_AT_A_TIME = 4  # of one worker: its work, and questions how it is
 
@@ -59,11 +65,11 @@ class Cluster:
     """A connection to a Ray cluster, which is started on this machine when no address is given and ends with the connection.
 
     Args: workers that will run, which a cluster of its own has room for; object_store_bytes of shared memory at most, for a
-        cluster of its own.
-    Raises: RunStopped when there is no cluster, it does not start, or the process is connected to one already.
+        cluster of its own; start_timeout_s, in which that must be up.
+    Raises: RunStopped when there is no cluster, it does not start in time, or the process is connected to one already.
     """
 
-    def __init__(self, address: str | None, *, workers: int, object_store_bytes: int):
+    def __init__(self, address: str | None, *, workers: int, object_store_bytes: int, start_timeout_s: float):
         self._folder = None
         if ray.is_initialized():
             raise RunStopped(
@@ -76,15 +82,16 @@ class Cluster:
         try:
             if address is None:
                 self._folder = tempfile.mkdtemp(prefix="pt-ray-", dir=_short_folder())
-                ray.init(
-                    address="local",
-                    num_cpus=workers,
-                    include_dashboard=False,
-                    object_store_memory=object_store_bytes,
-                    _temp_dir=self._folder,
-                    _system_config=SETTINGS,
-                    **common,
-                )
+                with _time_to_start(start_timeout_s):
+                    ray.init(
+                        address="local",
+                        num_cpus=workers,
+                        include_dashboard=False,
+                        object_store_memory=object_store_bytes,
+                        _temp_dir=self._folder,
+                        _system_config=SETTINGS | _limits(start_timeout_s),
+                        **common,
+                    )
             else:
                 ray.init(address=address, **common)
         except SystemExit as ended:  # Ray's handler of SIGTERM, which it has put in place of ours
@@ -322,6 +329,50 @@ def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
         return own
     keep = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_MMAP_MAX_": "0"}
     return keep | own | {"OMP_NUM_THREADS": str(threads)}
+
+
+@contextmanager
+def _time_to_start(timeout_s: float) -> Iterator[None]:
+    """Give a node of this process so long to start.
+
+    Ray (2.60) looks for its new node for 30 s, a number in its code, so that it is the look that waits here. Any setting of Ray's
+    for that would make this unnecessary.
+
+    Raises: TimeoutError, from ``ray.init``, when the node is not up in time.
+    """
+    look, until = services.get_node, time.monotonic() + timeout_s
+
+    def patient_look(address: str, node: str) -> Any:
+        while True:
+            try:
+                return look(address, node)
+            except RuntimeError:
+                if time.monotonic() >= until:
+                    raise TimeoutError(
+                        f"its node was not up within {timeout_s:g} s (placement.start_timeout_s). The machine may be busy: raise "
+                        "that, or start the run when other work has ended"
+                    ) from None
+                time.sleep(0.2)
+
+    chosen = HEAD_START in os.environ
+    if not chosen:
+        os.environ[HEAD_START] = str(max(HEAD_START_S, math.ceil(timeout_s)))
+    services.get_node = patient_look
+    try:
+        yield
+    finally:
+        services.get_node = look
+        if not chosen:
+            del os.environ[HEAD_START]
+
+
+def _limits(timeout_s: float) -> dict[str, int]:
+    """Return Ray's settings for processes that have so long to start: it would end them, and start others, before that."""
+    seconds = math.ceil(timeout_s)
+    return {
+        "worker_register_timeout_seconds": max(WORKER_START_S, seconds),
+        "agent_register_timeout_ms": 1000 * max(AGENT_START_S, seconds),
+    }
 
 
 def _short_folder() -> str:

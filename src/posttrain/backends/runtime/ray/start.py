@@ -98,7 +98,12 @@ class _Start:
         if isinstance(config, RunConfig) and isinstance(batches, BatchPlan):
             room += 2 * config.rollout.weight_bucket_mib << 20
             room += step_bytes(batches.sequences_per_step, config.context_tokens)
-        self.cluster = Cluster(place.ray_address, workers=sum(workers_on.values()), object_store_bytes=room)
+        self.cluster = Cluster(
+            place.ray_address,
+            workers=sum(workers_on.values()),
+            object_store_bytes=room,
+            start_timeout_s=place.start_timeout_s,
+        )
         gpus = self.cluster.amount("GPU")
         self.cuda = place.device == "cuda" or (place.device == "auto" and gpus >= plan.devices)
         self.shelf = Shelf(self.cluster.put)
