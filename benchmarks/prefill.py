@@ -34,6 +34,7 @@ from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.packed_attention import packed_layout
+from posttrain.models.recurrent import layers_with_keys, separate_sequences
 from posttrain.records.trajectories import SamplingParams
 
 # Layers of known models: their widths, and how many of their layers
@@ -71,6 +72,29 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "head_dim": 64,
+        "num_hidden_layers": 6,
+    },
+    "qwen3.5-like": {
+        "family": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_hidden_layers": 8,
+    },
+    "lfm2-like": {
+        "family": "lfm2",
+        "hidden_size": 1024,
+        "intermediate_size": 4608,
+        "block_auto_adjust_ff_dim": False,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "layer_types": ["conv", "conv", "full_attention"] * 2,
         "num_hidden_layers": 6,
     },
 }
@@ -121,7 +145,9 @@ def shaped(name: str) -> Any:
     register_attention()
     sizes = dict(SHAPES[name])
     config = AutoConfig.for_model(sizes.pop("family"), **sizes, vocab_size=VOCABULARY, pad_token_id=0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16).eval()
+    separate_sequences(model, "--shape")
+    return model
 
 
 def timed(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
@@ -161,7 +187,7 @@ def prompts(model: Any, token_pass: TokenPass, sizes: Sequence[tuple[int, ...]],
             slow, quick, of_square = timed([modules, fast, lambda: square @ square], rounds)
         peak = 2 * 2048**3 / of_square
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        scores = config.num_hidden_layers * config.num_attention_heads * head_dim * count * length * (length + 1)
+        scores = len(layers_with_keys(config)) * config.num_attention_heads * head_dim * count * length * (length + 1)
         work = 2 * weights * count * length + 2 * scores
         shares = (f"{work / seconds / peak:.0%}" for seconds in (slow, quick))
         rows.append([f"{count} × {length:,}", f"{slow:.3f}", f"{quick:.3f}", f"{slow / quick:.2f}x", *shares])
@@ -200,29 +226,48 @@ def opening(model: Any, rounds: int) -> None:
 
 def few_rows(model: Any, token_pass: TokenPass, counts: Sequence[int], rounds: int) -> None:
     """Passes over one token per row, after 48 tokens of a prompt, which eight rows share, and 100 of a response; with the
-    sampler's products and with the matrix library's, in turns."""
+    sampler's products, with the matrix library's, and by transformers' modules, in turns."""
     floor = timed([reading(model)], rounds)[0]
     by_library = TokenPass(model)
     by_library.decoder.products = KeptProducts(library_product)
+    by_modules = TokenPass(model)
+    by_modules.decoder = None
     rows = []
     for count in counts:
-        cache = token_pass.new_cache()
         slots = [row // 8 for row in range(count)]
-        cache.prefilling([(0, 48, slot, 0) for slot in set(slots)])
         tokens, places = torch.arange(count), torch.full((count,), 148)
+        ways = by_modules, by_library, token_pass
 
         def one(
-            its: TokenPass, cache: Any = cache, slots: Any = slots, tokens: Any = tokens, places: Any = places
+            its: TokenPass, cache: KeyValueCache, slots: Any = slots, tokens: Any = tokens, places: Any = places
         ) -> None:
             cache.decoding(slots, [48] * len(slots), [100] * len(slots))
             its.logits(its(tokens, places, cache))
 
         with token_pass.holding_weights(), by_library.holding_weights():
-            library, seconds = timed([partial(one, by_library), partial(one, token_pass)], 4 * rounds)
-        times = [f"{each * 1000:.1f}" for each in (library, seconds, floor)]
-        rows.append([str(count), *times, f"{library / seconds:.2f}x", f"{seconds / floor:.2f}x"])
-    titles = ["rows", "by the matrix library, ms", "pass, ms", "reading the weights, ms", "ratio", "of reading"]
+            caches = [prompts_of_48(way, max(slots) + 1) for way in ways]
+            modules, library, seconds = timed(
+                [partial(one, way, cache) for way, cache in zip(ways, caches, strict=True)], 4 * rounds
+            )
+        times = [f"{each * 1000:.1f}" for each in (modules, library, seconds, floor)]
+        ratios = modules / seconds, library / seconds, seconds / floor
+        rows.append([str(count), *times, *(f"{each:.2f}x" for each in ratios)])
+    titles = ["rows", "by modules, ms", "by the matrix library, ms", "pass, ms", "reading the weights, ms"]
+    titles += ["of modules", "of the library", "of reading"]
     print_table(titles, rows)
+
+
+def prompts_of_48(token_pass: TokenPass, prompts: int) -> KeyValueCache:
+    """Return a cache that holds prompts of 48 tokens."""
+    cache, length = token_pass.new_cache(), 48
+    cache.prefilling([(slot * length, (slot + 1) * length, slot, 0) for slot in range(prompts)])
+    inputs = {
+        "input_ids": torch.arange(prompts * length)[None],
+        "position_ids": torch.arange(length).repeat(prompts)[None],
+    }
+    ends = torch.arange(1, prompts + 1) * length - 1
+    token_pass.prefill(inputs, packed_layout([length] * prompts), cache, ends, None)
+    return cache
 
 
 def reading(model: Any) -> Callable[[], object]:

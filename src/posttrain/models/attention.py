@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posttrain.errors import ModelError, Problem
+from posttrain.models.attention_settings import AttentionSettings
 from posttrain.models.latent_attention import attend_latent
 from posttrain.models.packed_attention import Packed, attend_packed
 from posttrain.models.sequence_parallel import SplitRow, attend_split
@@ -32,15 +33,7 @@ class Cache(Protocol):
 
     latent: bool  # of models.latent_attention
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, settings: AttentionSettings) -> Tensor:
         """Compute attention of one new token per row, [rows, heads, head_dim], over the tokens visible to that row."""
         ...
 
@@ -82,6 +75,7 @@ def attention(
     Returns: [B, Q, heads, width of values], None.
     Raises: ModelError when the model requests a feature that this attention does not compute.
     """
+    settings = AttentionSettings(scaling, sliding_window, softcap, s_aux)
     width = value.shape[-1]
     value = pad(value, (0, key.shape[-1] - width))
     if attention_layout is None:
@@ -108,12 +102,12 @@ def attention(
         cache = attention_layout.cache
 
         def attend(asking: Tensor) -> Tensor:
-            return cache.attend(layer, asking, scaling, sliding_window, softcap, s_aux)
+            return cache.attend(layer, asking, settings)
 
         newest = query[:, :, 0]
         output = (attend_latent(module, newest, attend) if cache.latent else attend(newest))[:, None]
     elif isinstance(attention_layout, SplitRow):
-        output = attend_split(query, key, value, attention_layout, scaling, sliding_window, softcap, s_aux)
+        output = attend_split(query, key, value, attention_layout, *settings)
     else:
-        output = attend_packed(query, key, value, attention_layout, scaling, sliding_window, softcap, s_aux)
+        output = attend_packed(query, key, value, attention_layout, *settings)
     return output[..., :width], None

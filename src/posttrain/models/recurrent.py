@@ -54,15 +54,30 @@ class States:
 
     def put(self, owner: str, slots: Tensor, layer: int, state: LayerState) -> None:
         """Store the states of these slots of the owner, "prompt" or "response"."""
+        needed = int(slots.max()) + 1
         for (kind, number), values in state.items():
-            key = owner, layer, kind, number
-            held, needed = self._held.get(key), int(slots.max()) + 1
-            if held is None or len(held) < needed:
-                grown = values.new_zeros((needed + needed // 2, *values.shape[1:]))
-                if held is not None:
-                    grown[: len(held)] = held
-                held = self._held[key] = grown
+            held = self.room(owner, layer, kind, needed, values.new_empty(0, *values.shape[1:]), number)
             held[slots] = values
+
+    def room(self, owner: str, layer: int, kind: str, slots: int, like: Tensor, number: int = 0) -> Tensor:
+        """Return the states of one kind, [at least ``slots``, ...], zeros where there were none; they may be written to.
+
+        Args: like [any, ...]: of their shape, dtype and device. The last inputs of convolutions, kind "conv", [slots, channels,
+            taps], have the channels side by side in memory.
+        """
+        key = owner, layer, kind, number
+        held = self._held.get(key)
+        if held is None or len(held) < slots:
+            shape = slots + slots // 2, *like.shape[1:]
+            grown = (
+                like.new_zeros(shape[0], *reversed(shape[1:])).transpose(1, 2)
+                if kind == "conv"
+                else like.new_zeros(shape)
+            )
+            if held is not None:
+                grown[: len(held)] = held
+            held = self._held[key] = grown
+        return held
 
     def get(self, owner: str, slots: Tensor, layer: int) -> LayerState:
         """Return copies of the states of these slots; zeros where a slot has none."""
@@ -137,6 +152,12 @@ class LayerState:
         return False
 
 
+def layers_with_keys(config: PretrainedConfig) -> list[int]:
+    """Return the numbers of a model's layers that have keys and values. Args: config, of its text."""
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return [number for number, kind in enumerate(kinds) if kind not in KINDS]
+
+
 def has_states(config: PretrainedConfig) -> bool:
     """Return True for the configuration of a model with layers that keep a state."""
     return bool(KINDS & set(getattr(config.get_text_config(), "layer_types", None) or []))
@@ -158,6 +179,11 @@ def separate_sequences(model: PreTrainedModel, field: str) -> None:
         kind, name = type(module), _cache_name(module)
         # A class rather than a function of the module: copies of the model have their own.
         module.__class__ = type(kind.__name__, (_Separate, kind), {"__module__": kind.__module__, "cache_name": name})
+
+
+def state_module(layer: nn.Module) -> Any:
+    """Return the part of a layer that keeps a state and computes sequences apart; None where there is none."""
+    return next((part for part in layer.children() if isinstance(part, _Separate)), None)
 
 
 def _cache_name(module: nn.Module) -> str:

@@ -136,7 +136,7 @@ def role_memory(
             weights=0 if place.uses_weights_of else shape.parameters * width // split,
             packed=_packed(config, shape) // split if on_cpu else 0,
             gathered=_unpacked(config, place, shape),
-            cache=tokens * 2 * shape.layers * shape.key_value_width * width // split,
+            cache=int(shape.cache_bytes(tokens, slots, width)) // split,
         )
     if place.role in ("reference", "reward model") or is_judge(place.role) or place.role.startswith(ROLE):
         frozen = _frozen(config, place, shape)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.plan.experts import ExpertLayers, expert_layers
+from posttrain.plan.state_layers import StateLayers, gated_attention, state_layers
 
 # What a configuration says in whole numbers, of at least 1 where it says them.
 COUNTS = (
@@ -41,6 +42,19 @@ class ModelShape:
     vocabulary: int
     outer_parameters: int  # embeddings, head and last norm: what is in no layer
     experts: ExpertLayers | None = None
+    states: StateLayers | None = None
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - (self.states.layers if self.states else 0)
+
+    def cache_bytes(self, tokens: float, sequences: float, width: int) -> float:
+        """Count the bytes of the keys and values of tokens and of the states of sequences. Args: width, bytes of a number."""
+        keys = tokens * 2 * self.attention_layers * self.key_value_width * width
+        if self.states is None:
+            return keys
+        return keys + sequences * self.states.layers * (self.states.exact * 4 + self.states.inputs * width)
 
     @property
     def layer_parameters(self) -> int:
@@ -79,7 +93,8 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
     layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
     head = text.get("head_dim") or hidden // heads
     kv_heads = text.get("num_key_value_heads") or heads
-    attention = hidden * head * (heads + 2 * kv_heads) + heads * head * hidden
+    gates = heads if gated_attention(text) else 0
+    attention = hidden * head * (heads + gates + 2 * kv_heads) + heads * head * hidden
     if text.get("kv_lora_rank"):
         # Attention is over as many keys as heads. Cached are one latent vector and one rotated key for all of them, twice.
         head, attention = text["qk_nope_head_dim"] + text["qk_rope_head_dim"], _latent_attention(text, hidden, heads)
@@ -98,6 +113,7 @@ def shape_of(text: Mapping[str, Any], parameters: int = 0) -> ModelShape:
         vocabulary=text["vocab_size"],
         outer_parameters=outer,
         experts=expert_layers(text),
+        states=state_layers(text),
     )
 
 
@@ -114,10 +130,11 @@ def _latent_attention(text: Mapping[str, Any], hidden: int, heads: int) -> int:
 def _layers(text: Mapping[str, Any], hidden: int, attention: int) -> int:
     """Count the weights of all layers: attention, two norms, and a gated MLP or experts with router and shared MLP.
 
-    Args: attention, weights of a layer's.
+    Args: attention, weights of a layer's; other layers may keep a state.
     """
-    layers, experts = text["num_hidden_layers"], expert_layers(text)
-    each = layers * (attention + 2 * hidden)
+    layers, experts, states = text["num_hidden_layers"], expert_layers(text), state_layers(text)
+    kept = states.layers if states else 0
+    each = (layers - kept) * attention + (states.parameters * kept if states else 0) + layers * 2 * hidden
     if experts is None:
         return int(each + layers * 3 * hidden * text["intermediate_size"])
     mixed = sum(experts.layers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.backends.rollout.native.engine import NativeEngine
+from posttrain.backends.rollout.native.state_kernels import load_state_kernels
+from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import ModelError
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.models.attention import NAME, register_attention
@@ -42,12 +46,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+# Widths of kernels: heads of keys and values that are no multiples of theirs
+WIDE = {
+    "hidden_size": 64,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 37,
+}
+
+
+def build(family: str, more: Mapping[str, int] = MappingProxyType({})) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A random model twice: ours, and transformers' with its own attention."""
     register_attention()
     known = vars(AutoConfig.for_model(family))
-    sizes = {name: value for name, value in COMMON.items() if name in known}
-    config = AutoConfig.for_model(family, **sizes, **FAMILIES[family])
+    sizes = {name: value for name, value in (COMMON | FAMILIES[family] | more).items() if name in known}
+    config = AutoConfig.for_model(family, **sizes)
     plain = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     draw_weights(plain, seed=1)
     ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
@@ -135,6 +150,65 @@ def test_sampled_logprobs_are_the_models_own(family: str) -> None:
     for group in engine.generate(prompts, sampling):
         for trajectory in group.trajectories:
             check(plain, group.prompt.token_ids, trajectory)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sampler_with_kernels_has_the_trainers_logprobs(family: str) -> None:
+    """Widths that they compute: nothing goes through transformers' modules."""
+    ours, _ = build(family, WIDE)
+    engine = NativeEngine(ours, TOKENIZER, max_concurrent_sequences=5, max_prefill_tokens=400)
+    if isinstance(reason := load_state_kernels(torch.float32), str):
+        pytest.skip(reason)
+    decoder = engine.token_pass.decoder
+    assert not engine.note and decoder is not None and decoder.compiled_states and decoder.compiled_attention
+    lengths = (5, 19, 600)  # the last one is cut into pieces
+    prompts = [
+        Prompt(prompt_id=str(number), token_ids=tuple(tokens.tolist()), text="", data_source="")
+        for number, tokens in enumerate(drawn(*lengths))
+    ]
+    for group in engine.generate(prompts, SamplingParams(samples_per_prompt=3, max_response_tokens=20, seed=3)):
+        prompt = group.prompt.token_ids
+        for trajectory in group.trajectories:
+            tokens = torch.tensor([*prompt, *trajectory.token_ids])
+            inputs = {"input_ids": tokens[None], "position_ids": torch.arange(len(tokens))[None]}
+            with torch.inference_mode():
+                logits = ours(**inputs, attention_layout=packed_layout([len(tokens)]), use_cache=False).logits[0]
+            logprobs = logits[len(prompt) - 1 : -1].log_softmax(1)
+            of_trainer = logprobs.gather(1, torch.tensor(trajectory.token_ids)[:, None])[:, 0]
+            gaps = (of_trainer - torch.tensor(trajectory.logprobs)).abs()
+            assert gaps.mean() <= 1e-5 and gaps.max() <= 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_near_to_float32_as_by_modules(family: str) -> None:
+    """Logits of three prompts and of one token after each, of 1, 9 and 70 tokens; the same weights in float32."""
+    ours, exact = (model.bfloat16() for model in build(family, WIDE))
+    exact.float()
+    token_pass = TokenPass(ours)
+    if token_pass.decoder is None or token_pass.decoder.state_kernels is None:
+        pytest.skip(token_pass.note)
+    lengths, sequences = (1, 9, 70), drawn(2, 10, 71)
+    expected = torch.stack([alone(exact, tokens)[end] for end in (-2, -1) for tokens in sequences])
+    ends = torch.tensor(lengths).cumsum(0) - 1
+    parts = [
+        (int(end) + 1 - length, int(end) + 1, slot, 0)
+        for slot, (end, length) in enumerate(zip(ends, lengths, strict=True))
+    ]
+    row = torch.cat([tokens[:-1] for tokens in sequences])[None]
+    inputs = {"input_ids": row, "position_ids": torch.cat([torch.arange(length) for length in lengths])[None]}
+    newest, places = torch.stack([tokens[-1] for tokens in sequences]), torch.tensor(lengths)
+    distances = []
+    by_modules = TokenPass(ours)
+    by_modules.decoder = None
+    with torch.inference_mode(), token_pass.holding_weights():
+        for way in (by_modules, token_pass):
+            cache = way.new_cache()
+            cache.prefilling(parts)
+            first, _, _ = way.prefill(inputs, packed_layout(lengths), cache, ends, None)
+            cache.decoding([0, 1, 2], lengths, [0, 0, 0])
+            second = way.logits(way(newest, places, cache))
+            distances.append((torch.cat([first, second]).float() - expected).norm())
+    assert distances[1] <= 1.1 * distances[0]
 
 
 def test_a_conversation_and_a_continued_response_are_prefilled_whole() -> None:

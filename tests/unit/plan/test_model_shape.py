@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,3 +54,36 @@ def test_latent_attention_and_its_experts_are_counted_as_the_model_has_them(quer
     assert shape.parameters == sum(weight.numel() for weight in model.parameters())
     assert (shape.query_width, shape.key_value_width) == (4 * 16, 18)
     assert shape.experts is not None and shape.experts.layers == (False, True, True)
+
+
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5}
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next", "olmo_hybrid", "lfm2"])
+def test_layers_that_keep_a_state_are_counted_by_their_kind(family: str) -> None:
+    """Four layers, the last (lfm2: the third) of attention, whose norms of heads are left out as those of other models are. A
+    state is 4 heads x 6 x 5 numbers, and 4 inputs of 2 x 12 + 20 channels; of a convolution, 3 inputs of 32 channels."""
+    known, lfm2 = vars(AutoConfig.for_model(family)), family == "lfm2"
+    sizes: dict[str, Any] = {
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 12, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 0,
+        "eos_token_id": 0, "block_auto_adjust_ff_dim": False,
+    }  # fmt: skip
+    sizes = {name: value for name, value in sizes.items() if name in known}
+    kinds = {"layer_types": ["conv", "conv", "full_attention", "conv"]} if lfm2 else LINEAR
+    config = AutoConfig.for_model(family, **sizes, **kinds)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = {name: weight.numel() for name, weight in model.named_parameters()}
+    of_heads = {f"{each}_{norm}" for each in "qk" for norm in ("norm", "layernorm")}
+    norms = sum(size for name, size in weights.items() if name.split(".")[-2] in of_heads)
+    said = config.to_dict()
+    shape = shape_of(said)
+    assert norms > 0 and shape.parameters == sum(weights.values()) - norms
+    assert (shape.attention_layers, shape.states is not None and shape.states.layers) == (1, 3)
+    each = 3 * 32 * 2 if lfm2 else 4 * 6 * 5 * 4 + 4 * 44 * 2
+    assert shape.cache_bytes(7, 5, 2) == 7 * 2 * 16 * 2 + 5 * 3 * each
+    # As older files have it: every fourth layer is one of attention.
+    older = {name: value for name, value in said.items() if name != "layer_types"}
+    assert lfm2 or shape_of(older | {"full_attention_interval": 4}) == shape

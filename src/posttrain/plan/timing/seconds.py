@@ -100,7 +100,7 @@ def _passes(config: RunConfig, batches: BatchPlan, work: StepPass, shape: ModelS
         together = work.updates.sequences_per_micro_batch_per_device or batches.samples_per_prompt
     tokens, attended = _row(config, batches, together)
     met = met_weights(shape)
-    attention = 4 * attended * shape.query_width * shape.layers
+    attention = 4 * attended * shape.query_width * shape.attention_layers
     forward, share = 2 * met * tokens + attention, machine.attained.scoring
     flops = forward
     if work.updates is not None:
@@ -142,11 +142,13 @@ def _sampling(
     scoring = machine.tflops * TERA * machine.attained.scoring
     weights = met_weights(shape)
     prompts = -(-batches.prompts_per_step // place.copies)
-    prefill = prompts * prompt * (2 * weights + 2 * prompt * shape.query_width * shape.layers) / split / scoring
+    prefill = (
+        prompts * prompt * (2 * weights + 2 * prompt * shape.query_width * shape.attention_layers) / split / scoring
+    )
     rows = -(-batches.sequences_per_step // place.copies)
     together = min(rows, config.rollout.max_concurrent_sequences)
     waves = -(-rows // together)
-    cache = together * (prompt + response / 2) * 2 * shape.key_value_width * shape.layers * width
+    cache = shape.cache_bytes(together * (prompt + response / 2), together, width)
     read = (_read_weights(shape, together) * width + cache) / split
     bandwidth = machine.memory_gb_s * GIGA * machine.attained.decoding
     each = max(read / bandwidth, 2 * weights * together / split / scoring)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.slots import LENGTH_UNUSED, Past, Slots, TiledSlots, rounded_up
+from posttrain.models.attention_settings import AttentionSettings
 from posttrain.models.latent_attention import has_latents, stored
-from posttrain.models.recurrent import States
+from posttrain.models.recurrent import States, layers_with_keys
 
 # Largest number of keys of a pass for which plain copies are faster (12,288: 28 us for 84; 49,152: 265 for 144).
 FEW_NUMBERS = 1 << 15
@@ -30,7 +31,7 @@ class KeyValueCache:
     def __init__(
         self,
         *,
-        layers: int,
+        layers: Iterable[int],
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
@@ -39,7 +40,7 @@ class KeyValueCache:
         tile_step: int | None = None,
         latent: bool = False,
     ):
-        self.kv_heads = kv_heads
+        self.kv_heads, self.device, layers = kv_heads, device, tuple(layers)
         self.latent = latent
         self.most_slots = most_slots  # bound of the reserve of slots
         self.longest_response: int | None = None  # bound of the reserve of length; tokens
@@ -63,7 +64,7 @@ class KeyValueCache:
         if latent:
             width = config.kv_lora_rank + config.qk_rope_head_dim
         return cls(
-            layers=config.num_hidden_layers,
+            layers=layers_with_keys(config),
             kv_heads=1 if latent else getattr(config, "num_key_value_heads", None) or heads,
             head_dim=width,
             latent=latent,
@@ -115,7 +116,7 @@ class KeyValueCache:
         longest = max(response_lens) + 1
         self.responses.make_room(rows, longest, most_slots=self.most_slots, longest=self.longest_response)
         self.responses.trim(longest)
-        device = self.responses.keys[0].device
+        device = self.device
         self._parts = None
         numbers = torch.tensor([prompt_slots, prompt_lens, response_lens])
         if rows not in self._rows:
@@ -131,7 +132,8 @@ class KeyValueCache:
     def move_response(self, source: int, target: int, length: int) -> None:
         """Copy a response with ``length`` cached tokens over another slot."""
         self.responses.move(source, target, length)
-        self.states.move("response", source, target)
+        if length:
+            self.states.move("response", source, target)
 
     def move_prompt(self, source: int, target: int, length: int) -> None:
         """Copy a prompt of ``length`` tokens over another slot."""
@@ -156,7 +158,7 @@ class KeyValueCache:
         (prompt_slots, prompt_lens), self._listed = self._listed, None
         rows, device = len(prompt_slots), self.places.device
         # Flat indices of these positions: keys as one line of numbers, values as one line of vectors.
-        kv_dim, room = self.kv_heads * self.responses.keys[0].shape[2], self.responses.length
+        kv_dim, room = self.kv_heads * self.responses.head_dim, self.responses.length
         self._row_numbers = torch.arange(rows, device=device)
         firsts = torch.arange(rows * kv_dim, device=device).view(rows, kv_dim) * room
         self._key_places = (firsts + self.places[:, None]).view(-1)
@@ -224,41 +226,32 @@ class KeyValueCache:
 
     def take(self, prompt_slot: int, prompt_len: int, slot: int, length: int) -> Past:
         """Copy a prompt and the first ``length`` tokens of its response."""
-        layers = []
-        for layer in range(len(self.prompts.keys)):
+        layers = {}
+        for layer in self.prompts.keys:
             parts = [self.prompts.read(layer, prompt_slot, prompt_len)]
             if length:
                 parts.append(self.responses.read(layer, slot, length))
             keys = torch.cat([of_keys for of_keys, _ in parts], dim=2)
             values = torch.cat([of_values for _, of_values in parts], dim=1)
-            layers.append((keys, values))
+            layers[layer] = keys, values
         return Past(layers)
 
     def put(self, past: Past, prompt_slot: int, length: int) -> None:
         """Copy the first ``length`` tokens of a past into a prompt slot."""
         self.prompts.make_room(prompt_slot + 1, length, most_slots=self.most_slots)
-        for layer, (keys, values) in enumerate(past.layers):
+        for layer, (keys, values) in past.layers.items():
             self.prompts.keys[layer][prompt_slot, :, :, :length] = keys[:, :, :length]
             self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, settings: AttentionSettings) -> Tensor:
         """Compute attention of one new token per row over its prompt and its response so far, itself included.
 
-        One softmax over both parts, in float32. ``window``: only this many of the latest positions are visible; ``softcap`` c:
-        scores x, the products times ``scaling``, are replaced by c tanh(x / c); ``sinks`` [heads]: a score of each head that
-        takes a share of the weights and adds nothing.
+        One softmax over both parts, in float32.
 
         Args: query [rows, heads, head_dim], heads a multiple of kv_heads. Returns: [rows, heads, head_dim].
         """
         self._arrange()
+        scaling, window, softcap, sinks = settings
         rows, heads, dim = query.shape
         prompt_len, response_len = self._visible
         kv, slots = self.kv_heads, self._prompts

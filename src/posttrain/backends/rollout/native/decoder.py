@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +20,30 @@ from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
 from posttrain.backends.rollout.native.packed_products import Product
-from posttrain.backends.rollout.native.parts import Layer, Reader, Rows, router_of, unknown_part
+from posttrain.backends.rollout.native.parts import Attention, Layer, Reader, Rows, mlp_of, router_of, unknown_part
 from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
+from posttrain.backends.rollout.native.state_kernels import Parts, StateKernels, load_state_kernels
+from posttrain.backends.rollout.native.state_layers import Seen, has_state_kernels
+from posttrain.models.attention import CachedRows
+from posttrain.models.attention_settings import AttentionSettings
 from posttrain.models.packed_attention import Packed, attend_packed
+from posttrain.models.recurrent import state_module
 
-NORMS = ("norm", "final_layernorm")  # a body's last one, by its name
+NORMS = ("norm", "final_layernorm", "embedding_norm")  # a body's last one, by its name
 # Tokens that go through a layer at a time: what is between its products then stays in a processor's cache
 PREFILL_ROWS = 512
 UNTURNED = "unturned"  # kind of the layers without position embeddings
+STATE = "state"  # of those that keep a state
 
 # From a layer's number, its queries and keys, values and turn, as PassKernels.attend takes them: its attention.
 Attend = Callable[[int, Tensor, Tensor, Turn], Tensor]
+
+
+class Past(NamedTuple):
+    """The past that the tokens of a pass see."""
+
+    attend: Attend
+    states: Seen  # for layers that keep a state
 
 
 def unknown_parts(model: PreTrainedModel) -> str:
@@ -55,8 +68,12 @@ def _kinds(model: PreTrainedModel) -> list[str | None]:
     kinds: list[str | None] = [None] * len(body.layers)
     if hasattr(body.rotary_emb, "layer_types"):
         kinds = list(model.config.get_text_config().layer_types)
-    turned = (getattr(layer.self_attn, "use_rope", True) for layer in body.layers)
-    return [kind if turns else UNTURNED for kind, turns in zip(kinds, turned, strict=True)]
+    for number, layer in enumerate(body.layers):
+        if state_module(layer) is not None:
+            kinds[number] = STATE
+        elif body.rotary_emb is None or not getattr(layer.self_attn, "use_rope", True):
+            kinds[number] = UNTURNED
+    return kinds
 
 
 def _not_read(hidden: Tensor) -> Tensor:
@@ -79,9 +96,10 @@ class Decoder:
         self.head_dim = head_dim_of(model)
         self.clip: float | None = getattr(config, "clip_qkv", None)
         self.embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
-        # Scaling, window and soft cap of each layer's attention: modules pass them in different ways, so the trial records them.
-        self.attention_settings: list[tuple[float, int | None, float | None]] = []
+        # By layer: modules pass them in different ways, so the trial records them.
+        self.attention_settings: dict[int, AttentionSettings] = {}
         self.kinds = _kinds(model)
+        self.state_kernels, self.unused_state_kernels = self._load_state_kernels()
         self.layers: list[Layer] = []
         self.norm: Rows = _not_read
         self.head: Product = _not_read
@@ -90,7 +108,7 @@ class Decoder:
         """Read the model's current weights; copies of those that have not changed are kept."""
         self.drop_weights()  # copies are then replaced one by one: there is no room for two
         self.products.begin()
-        reader = Reader(self.kernels, self.head_dim, self.clip, self.products, self.fewest_rows)
+        reader = Reader(self.kernels, self.head_dim, self.clip, self.products, self.fewest_rows, self.state_kernels)
         self.layers = [reader.layer(layer) for layer in self.body.layers]
         self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
         self.head = reader.product(self.model.get_output_embeddings())
@@ -112,9 +130,9 @@ class Decoder:
         """
         hidden = self.embed(token_ids)
         turns = self.rotation(hidden, positions)
-        attend = self.over_cache(cache)
+        past = self.over_cache(cache)
         for number in range(len(self.layers)):
-            hidden = self.layer_step(number, hidden, turns, attend)
+            hidden = self.layer_step(number, hidden, turns, past)
         return self.norm(hidden)
 
     def prefill(
@@ -128,17 +146,17 @@ class Decoder:
         hidden = self.embed(token_ids)
         turns = self.rotation(hidden, positions)
         pieces = self._pieces(len(token_ids), cache.split)
-        attends = [self.over_prompts(cache, layout, *piece) for piece in pieces]
+        pasts = [self.over_prompts(cache, layout, *piece) for piece in pieces]
         of_pieces = [{kind: Turn(cos[a:b], sin[a:b], n) for kind, (cos, sin, n) in turns.items()} for a, b in pieces]
         for number in range(len(self.layers)):
-            for (begin, end), attend, turn in zip(pieces, attends, of_pieces, strict=True):
-                hidden[begin:end] = self.layer_step(number, hidden[begin:end], turn, attend)
+            for (begin, end), past, turn in zip(pieces, pasts, of_pieces, strict=True):
+                hidden[begin:end] = self.layer_step(number, hidden[begin:end], turn, past)
         return self.norm(hidden if wanted is None else hidden[wanted])
 
     def _pieces(self, tokens: int, split: int) -> list[tuple[int, int]]:
         """Cut a row into pieces of about equal size, (begin, end) each, none of which has tokens before and after ``split``;
-        attention by operations of torch takes the whole row."""
-        if not self._prompt_kernels:
+        attention and states by operations of torch take the whole row."""
+        if not self._prompt_kernels or not self.compiled_states:
             return [(0, tokens)]
         bounds = [0]
         for stretch in (split, tokens - split):
@@ -153,7 +171,7 @@ class Decoder:
         half, with the sign included in the sines. Some models leave the end of a head as it is.
         """
         found: dict[str | None, Turn] = {}
-        for kind in set(self.kinds):
+        for kind in set(self.kinds) - {STATE}:
             shape = len(hidden), 1, self.head_dim
             cos, sin = torch.ones(shape, device=hidden.device), torch.zeros(shape, device=hidden.device)
             rotated = 0
@@ -167,9 +185,9 @@ class Decoder:
             found[kind] = Turn(cos, sin, rotated)
         return found
 
-    def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], attend: Attend) -> Tensor:
+    def layer_step(self, number: int, hidden: Tensor, turns: dict[str | None, Turn], past: Past) -> Tensor:
         """Return the output of layer ``number``, [rows, hidden]."""
-        layer, turn = self.layers[number], turns[self.kinds[number]]
+        layer, mixer = self.layers[number], self.layers[number].mixer
         order, norms = layer.order, layer.norms
 
         def normed(name: str, rows: Tensor) -> Tensor:
@@ -179,16 +197,20 @@ class Decoder:
             return (change if layer.residual == 1.0 else change.mul_(layer.residual)).add_(rows)
 
         before = normed(order.before_attention, hidden)
-        mixed = self._mix(number, layer, before, turn, attend)
+        if isinstance(mixer, Attention):
+            mixed = self._mix(number, mixer, before, turns[self.kinds[number]], past.attend)
+        else:
+            mixed = mixer(before, past.states)
         if order.parallel:
             return added(mixed.add_(layer.mlp(before)), hidden)
         hidden = added(normed(order.after_attention, mixed), hidden)
         return added(normed(order.after_mlp, layer.mlp(normed(order.before_mlp, hidden))), hidden)
 
-    def _mix(self, number: int, layer: Layer, rows: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def _mix(self, number: int, layer: Attention, rows: Tensor, turn: Turn, attend: Attend) -> Tensor:
         turned = self.heads + self.kv_heads
-        projected = layer.query_key_value(rows).view(len(rows), turned + self.kv_heads, self.head_dim)
-        query_key, value = projected[:, :turned], projected[:, turned:]
+        projected = layer.query_key_value(rows).view(len(rows), -1, self.head_dim)
+        query_key, value = projected[:, :turned], projected[:, turned : turned + self.kv_heads]
+        gate = projected[:, turned + self.kv_heads :]
         if layer.head_norms is not None:
             parts = query_key.split([self.heads, self.kv_heads], dim=1)
             if layer.whole_norms:
@@ -197,12 +219,33 @@ class Decoder:
             query_key = torch.cat([part.view(len(rows), -1, self.head_dim) for part in normed], dim=1)
         if layer.clip is not None:
             query_key, value = (part.clamp(-layer.clip, layer.clip) for part in (query_key, value))
-        return layer.output(attend(number, query_key, value, turn))
+        attended = attend(number, query_key, value, turn)
+        if gate.shape[1]:
+            attended *= torch.sigmoid(gate).flatten(1)
+        return layer.output(attended)
 
     @property
     def has_experts(self) -> bool:
         """True where a layer is a mixture of experts."""
-        return any(router_of(layer.mlp) is not None for layer in self.body.layers)
+        return any(router_of(mlp_of(layer)) is not None for layer in self.body.layers)
+
+    def _load_state_kernels(self) -> tuple[StateKernels | None, str]:
+        """Return the kernels for layers that keep a state, where there are some for all of them, and else why not."""
+        modules = [module for layer in self.body.layers if (module := state_module(layer)) is not None]
+        if not modules:
+            return None, ""
+        if not isinstance(self.kernels, Kernels):
+            return None, "there are none for layers that keep a state"
+        found = load_state_kernels(self.kernels.dtype)
+        if isinstance(found, str):
+            return None, found
+        unknown = next((module for module in modules if not has_state_kernels(module, found)), None)
+        return (found, "") if unknown is None else (None, f"there are none for {type(unknown).__name__}")
+
+    @property
+    def compiled_states(self) -> bool:
+        """True where no layer keeps a state but through kernels."""
+        return self.state_kernels is not None or STATE not in self.kinds
 
     @property
     def compiled_attention(self) -> bool:
@@ -219,22 +262,24 @@ class Decoder:
         """The kernels that attention over prompts goes through; None: operations of torch."""
         return self.kernels if self.compiled_attention and isinstance(self.kernels, Kernels) else None
 
-    def over_cache(self, cache: KeyValueCache) -> Attend:
-        """Return the attention of one new token per row, which is announced to the cache."""
+    def over_cache(self, cache: KeyValueCache) -> Past:
+        """Return the past of one new token per row, which is announced to the cache."""
 
         def compiled(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
             assert self.kernels is not None
-            return self.kernels.attend(cache, number, query_key, value, turn, *self.attention_settings[number])
+            return self.kernels.attend(cache, number, query_key, value, turn, self.attention_settings[number])
 
         def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
             query, key = self._turned(query_key, turn)
             cache.write(number, key, value)
-            return cache.attend(number, query, *self.attention_settings[number]).flatten(1)
+            return cache.attend(number, query, self.attention_settings[number]).flatten(1)
 
-        return compiled if self.compiled_attention else plain
+        rows = torch.arange(len(cache.places), device=cache.device)
+        parts = Parts(rows, rows + 1, rows, cache.places, cache.prompt_slots)
+        return Past(compiled if self.compiled_attention else plain, Seen(cache, CachedRows(cache), parts))
 
-    def over_prompts(self, cache: KeyValueCache, layout: Packed, begin: int, end: int) -> Attend:
-        """Return the attention of the tokens from ``begin`` to ``end`` of packed prompts, which are announced to the cache; it
+    def over_prompts(self, cache: KeyValueCache, layout: Packed, begin: int, end: int) -> Past:
+        """Return the past of the tokens from ``begin`` to ``end`` of packed prompts, which are announced to the cache; it
         holds those before ``begin`` already."""
         cut = ((max(start, begin), min(stop, end), slot, known - start) for start, stop, slot, known in cache.parts)
         found = [(a - begin, b - begin, slot, a + shift) for a, b, slot, shift in cut if a < b]
@@ -245,7 +290,7 @@ class Decoder:
             assert kernels is not None
             if begin == cache.split:
                 cache.make_copies(number)
-            return kernels.prefill(cache, number, parts, query_key, value, turn, *self.attention_settings[number])
+            return kernels.prefill(cache, number, parts, query_key, value, turn, self.attention_settings[number])
 
         def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
             query, key = self._turned(query_key, turn)
@@ -253,7 +298,7 @@ class Decoder:
             asked = query.transpose(0, 1)[None]
             return attend_packed(asked, keys, values, layout, *self.attention_settings[number])[0].flatten(1)
 
-        return compiled if kernels else plain
+        return Past(compiled if kernels else plain, Seen(cache, layout, Parts(*parts)))
 
     def _turned(self, query_key: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.parts import router_of
+from posttrain.backends.rollout.native.parts import mlp_of, router_of
+from posttrain.models.recurrent import has_states
 
 Step = Callable[[Tensor, Tensor, KeyValueCache], Tensor]  # Decoder.step
 
@@ -28,8 +29,10 @@ ROPES_THAT_WAIT = {"dynamic", "longrope"}
 def unrecordable(model: PreTrainedModel) -> str:
     """Return why passes of ``model`` cannot be recorded: something in them waits for the device; "" where nothing does."""
     body: Any = model.get_decoder()
-    if any(router_of(layer.mlp) is not None for layer in body.layers):
+    if any(router_of(mlp_of(layer)) is not None for layer in body.layers):
         return "the host deals out the rows to the experts"
+    if has_states(model.config):
+        return "layers that keep a state go through transformers' modules"
     ropes = set(_values_of(getattr(model.config.get_text_config(), "rope_parameters", None) or {}, "rope_type"))
     waiting = ropes & ROPES_THAT_WAIT
     return f"its position embeddings ({', '.join(sorted(waiting))}) depend on the longest position" if waiting else ""

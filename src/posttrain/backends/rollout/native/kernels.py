@@ -16,6 +16,7 @@ from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
 from posttrain.libraries.cpu_kernels.build import compiled_library
 from posttrain.libraries.cpu_kernels.update import NormForm
+from posttrain.models.attention_settings import AttentionSettings
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 LANES = 16  # as in kernels.cpp: no width is smaller
@@ -86,14 +87,12 @@ class PassKernels(Protocol):
         query_key: Tensor,
         value: Tensor,
         turn: Turn,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        settings: AttentionSettings,
     ) -> Tensor:
         """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row.
 
         Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            scaling, window, softcap: see KeyValueCache.attend.
+            settings: without sinks.
         Returns: [rows, heads * head_dim].
         """
 
@@ -145,9 +144,7 @@ class Kernels:
         query_key: Tensor,
         value: Tensor,
         turn: Turn,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        settings: AttentionSettings,
     ) -> Tensor:
         """See PassKernels.attend. Rows of one prompt read it together."""
         rows, turned, dim = query_key.shape
@@ -163,7 +160,7 @@ class Kernels:
                 kv_heads=cache.kv_heads,
                 dim=dim,
                 rotated=rotated,
-                window=window or 0,
+                window=settings.window or 0,
                 prompt_room=prompts.length,
                 response_room=responses.length,
                 query_key_stride=query_key.stride(0),
@@ -181,8 +178,8 @@ class Kernels:
                 response_keys=responses.keys[layer].data_ptr(),
                 response_values=responses.values[layer].data_ptr(),
                 output=output.data_ptr(),
-                scaling=scaling,
-                softcap=softcap or 0.0,
+                scaling=settings.scaling,
+                softcap=settings.softcap or 0.0,
                 threads=torch.get_num_threads(),
             )
         )
@@ -196,16 +193,14 @@ class Kernels:
         query_key: Tensor,
         value: Tensor,
         turn: Turn,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        settings: AttentionSettings,
     ) -> Tensor:
         """Rotate queries (in place) and keys by their positions, store keys and values in prompt slots, and compute the causal
         attention of every token over what its slot then holds.
 
         Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
             query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            scaling, window, softcap: see KeyValueCache.attend.
+            settings: without sinks.
         Returns: [rows, heads * head_dim]; rows in no part are not set.
         """
         rows, turned, dim = query_key.shape
@@ -219,7 +214,7 @@ class Kernels:
                 kv_heads=cache.kv_heads,
                 dim=dim,
                 rotated=rotated,
-                window=window or 0,
+                window=settings.window or 0,
                 room=prompts.length,
                 query_key_stride=query_key.stride(0),
                 value_stride=value.stride(0),
@@ -234,8 +229,8 @@ class Kernels:
                 keys=prompts.keys[layer].data_ptr(),
                 values=prompts.values[layer].data_ptr(),
                 output=output.data_ptr(),
-                scaling=scaling,
-                softcap=softcap or 0.0,
+                scaling=settings.scaling,
+                softcap=settings.softcap or 0.0,
                 threads=torch.get_num_threads(),
             )
         )

@@ -9,6 +9,7 @@ from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.models.attention import NAME, register_attention
 from posttrain.models.loading import load_model_config, refuse_unsupported
+from posttrain.models.recurrent import separate_sequences
 
 FEWEST_LAYERS = 2
 VOCABULARY = 1024  # tokens; how many there are changes nothing
@@ -26,6 +27,7 @@ def sampling_outlook(path: str) -> str:
     model = AutoModelForCausalLM.from_config(
         _shortened(whole.get_text_config()), attn_implementation=NAME, dtype=torch.float32
     )
+    separate_sequences(model, "model.path")
     token_pass = TokenPass(model.eval())
     return f"{token_pass.note or 'fast passes with compiled kernels'}; rollout.weights=int8 {_of_int8(token_pass)}"
 

@@ -20,9 +20,11 @@ from posttrain.backends.rollout.native.experts import mixture
 from posttrain.backends.rollout.native.kernels import PassKernels
 from posttrain.backends.rollout.native.packed_products import Product, Stack
 from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
+from posttrain.backends.rollout.native.state_kernels import StateKernels
+from posttrain.backends.rollout.native.state_layers import StateLayer, state_layer, weights_of
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
-from posttrain.models.lora import effective_weight
+from posttrain.models.recurrent import state_module
 
 Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
 
@@ -44,17 +46,31 @@ ORDERS = (
     Order("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     Order(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
     Order(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+    Order(before_attention="operator_norm", before_mlp="ffn_norm"),
     Order(before_attention="input_layernorm", parallel=True),
 )
 # Modules of an attention: queries, keys and values, in one or three products; the output; norms of queries and keys.
 INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
-OUTPUTS = ("o_proj", "dense")
+OUTPUTS = ("o_proj", "dense", "out_proj")
 HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 # Modules of an MLP: the products with its input, the activation, the product with its output.
 UNGATED = (("up_proj",), ("fc1",), ("c_fc",))
 DOWN = ("down_proj", "fc2", "c_proj")
+WITHOUT_MODULE = {"w1", "w3", "w2"}  # gate, up and down with a silu that is no module
+MLPS = ("mlp", "feed_forward")
 ROUTERS = ("gate", "router")
 SHARED = {"shared_expert", "shared_expert_gate"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """The functions of an attention, with its current weights."""
+
+    query_key_value: Product  # and behind them a gate, for each number of the attention's result, where there is one
+    head_norms: tuple[Rows, Rows] | None  # of queries and keys
+    whole_norms: bool  # over all heads together, not each alone
+    clip: float | None  # largest size of queries, keys and values
+    output: Product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,27 +79,27 @@ class Layer:
 
     order: Order
     norms: dict[str, Rows]  # by module name
-    query_key_value: Product
-    head_norms: tuple[Rows, Rows] | None  # of queries and keys
-    whole_norms: bool  # over all heads together, not each alone
-    clip: float | None  # largest size of queries, keys and values
-    output: Product
+    mixer: Attention | StateLayer
     mlp: Rows
     residual: float  # factor of what is added to the layer's input, twice
 
 
 def unknown_part(layer: nn.Module, head_dim: int) -> str:
     """Return the reason why a layer cannot be read; "" when it can."""
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    for module, known in ((layer, _order(layer)), (attention, _is_attention(attention, head_dim)), (mlp, _is_mlp(mlp))):
+    attention, mlp = getattr(layer, "self_attn", None), mlp_of(layer)
+    mixes = state_module(layer) is not None or _is_attention(attention, head_dim)
+    for module, known in ((layer, _order(layer)), (attention, mixes), (mlp, _is_mlp(mlp))):
         if not known:
             parts = sorted(_parts(module)) if module is not None else []
             return f"{type(module).__name__} consists of {', '.join(parts) or 'nothing'}"
-    return (
-        ""
-        if _rotates_halves(attention)
-        else f"{type(attention).__name__} rotates neighbouring numbers, not halves of a head"
-    )
+    if attention is None or _rotates_halves(attention):
+        return ""
+    return f"{type(attention).__name__} rotates neighbouring numbers, not halves of a head"
+
+
+def mlp_of(layer: nn.Module) -> nn.Module | None:
+    """Return the MLP of a layer; None where it has none of a known name."""
+    return next((part for name, part in layer.named_children() if name in MLPS), None)
 
 
 def _rotates_halves(attention: Any) -> bool:
@@ -99,7 +115,8 @@ def _parts(module: Any) -> set[str]:
 
 
 def _order(layer: nn.Module) -> Order | None:
-    norms = _parts(layer) - {"self_attn", "mlp"}
+    mixer = state_module(layer)
+    norms = {name for name in _parts(layer) - {"self_attn", *MLPS} if getattr(layer, name) is not mixer}
     return next((order for order in ORDERS if norms == _names(order)), None)
 
 
@@ -125,7 +142,7 @@ def _is_mlp(module: Any) -> bool:
     if module is None:
         return False
     parts = _parts(module)
-    if any(
+    if parts == WITHOUT_MODULE or any(
         {*first, activation, down} == parts for first in GATED + UNGATED for activation in ACTIVATIONS for down in DOWN
     ):
         return True
@@ -133,7 +150,7 @@ def _is_mlp(module: Any) -> bool:
     return routed and _are_experts(module.experts) and (not parts & SHARED or _is_mlp(module.shared_expert))
 
 
-def router_of(mlp: nn.Module) -> nn.Module | None:
+def router_of(mlp: nn.Module | None) -> nn.Module | None:
     """Return the router of a mixture of experts; None for other MLPs."""
     return (
         next((part for name, part in mlp.named_children() if name in ROUTERS), None)
@@ -162,15 +179,30 @@ class Reader:
         clip: float | None,
         stack: Stack = stacked_product,
         fewest_rows: int = FEWEST_ROWS,
+        state_kernels: StateKernels | None = None,
     ):
         self.kernels, self.head_dim, self.clip = kernels, head_dim, clip
+        self.state_kernels = state_kernels
         self.stack, self.fewest_rows = stack, fewest_rows
         self._norm_forms: dict[type, NormForm | None] = {}
 
     def layer(self, module: Any) -> Layer:
         """Read a layer whose parts are known."""
-        attention, order, parts = module.self_attn, _order(module), _parts(module.self_attn)
+        order, state = _order(module), state_module(module)
         assert order is not None
+        return Layer(
+            order=order,
+            norms={name: self.norm(getattr(module, name)) for name in _names(order)},
+            mixer=self.attention(module.self_attn)
+            if state is None
+            else state_layer(state, self.state_kernels, self.stack),
+            mlp=self.mlp(mlp_of(module)),
+            residual=float(getattr(module, "residual_multiplier", 1.0)),
+        )
+
+    def attention(self, attention: Any) -> Attention:
+        """Read an attention whose parts are known."""
+        parts = _parts(attention)
         inputs = next(names for names in INPUTS if parts.issuperset(names))
         norms = next((names for names in HEAD_NORMS if parts.issuperset(names)), None)
         found = (
@@ -178,17 +210,28 @@ class Reader:
             if norms is None
             else (self.norm(getattr(attention, norms[0])), self.norm(getattr(attention, norms[1])))
         )
-        return Layer(
-            order=order,
-            norms={name: self.norm(getattr(module, name)) for name in _names(order)},
-            query_key_value=self.product(*(getattr(attention, name) for name in inputs)),
+        output = next(getattr(attention, name) for name in OUTPUTS if name in parts)
+        return Attention(
+            query_key_value=self._inputs(*(getattr(attention, name) for name in inputs), width=output.in_features),
             head_norms=found,
             whole_norms=norms is not None and len(getattr(attention, norms[0]).weight) != self.head_dim,
             clip=self.clip,
-            output=self.product(next(getattr(attention, name) for name in OUTPUTS if name in parts)),
-            mlp=self.mlp(module.mlp),
-            residual=float(getattr(module, "residual_multiplier", 1.0)),
+            output=self.product(output),
         )
+
+    def _inputs(self, first: Any, *others: Any, width: int) -> Product:
+        """Return the product with an attention's input. Twice as many queries as its output is wide are each head's query
+        and a gate, side by side: the gates are put behind all others."""
+        if not others or first.out_features != 2 * width:
+            return self.product(first, *others)
+        weights, biases = weights_of(first, *others)
+
+        def half(rows: Tensor | None, number: int) -> Tensor | None:
+            return None if rows is None else rows.unflatten(0, (-1, 2, self.head_dim))[:, number].flatten(0, 1)
+
+        halves = [(half(weights[0], number), half(biases[0], number)) for number in (0, 1)]
+        ordered = [halves[0], *zip(weights[1:], biases[1:], strict=True), halves[1]]
+        return self.stack([cast(Tensor, weight) for weight, _ in ordered], [bias for _, bias in ordered])
 
     def norm(self, module: Any) -> Rows:
         """Read a norm: RMS norms by a kernel, in the form that agrees with the module; other modules as they are."""
@@ -235,8 +278,11 @@ class Reader:
                 shared=shared,
                 shared_gate=module.shared_expert_gate if shared else None,
             )
-        last: Any = next(getattr(module, name) for name in DOWN if name in parts)
+        last: Any = next(getattr(module, name) for name in (*DOWN, "w2") if name in parts)
         down = self.product(last)
+        if parts == WITHOUT_MODULE:
+            first, between = self.product(module.w1, module.w3), self._gated(nn.SiLU(), last.in_features)
+            return lambda rows: down(between(first(rows)))
         activation = next(getattr(module, name) for name in ACTIVATIONS if name in parts)
         gated = next((names for names in GATED if parts.issuperset(names)), None)
         names = gated or next(names for names in UNGATED if parts.issuperset(names))
@@ -246,8 +292,7 @@ class Reader:
 
     def product(self, *modules: nn.Module) -> Product:
         """Return the product of rows with the weights of linear layers, side by side; an adapter is applied."""
-        biases: list[Tensor | None] = [cast(Any, getattr(module, "base_layer", module)).bias for module in modules]
-        return self.stack([effective_weight(module) for module in modules], biases)
+        return self.stack(*weights_of(*modules))
 
     def _gated(self, activation: nn.Module, width: int) -> Rows:
         """Return the activation of the first half of a row, times the second half."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +19,13 @@ LENGTH_UNUSED = 0.25  # largest unused share of a slot's length
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """Keys and values of one sequence, a pair per layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
+    """Keys and values of one sequence, a pair by layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
 
-    layers: list[tuple[Tensor, Tensor]]
+    layers: dict[int, tuple[Tensor, Tensor]]
 
 
 class Slots:
-    """Slots for the keys and values of sequences: a pair of tensors per layer, which grow on demand.
+    """Slots for the keys and values of sequences: a pair of tensors for each of the layers, which grow on demand.
 
     Keys are stored transposed, ``[slots, kv_heads, head_dim, length]``: queries of one token times such keys is the fastest
     decoding product on a CPU. Values are ``[slots, kv_heads, length, head_dim]``. Unwritten entries are 0, so that they can be
@@ -32,12 +33,14 @@ class Slots:
     (the matrix library copies the part first), so little unused length is allocated.
     """
 
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, *, layers: Iterable[int], kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ):
         self.kv_heads, self.head_dim = kv_heads, head_dim
-        self.length = 0  # capacity of a slot, tokens
+        self.slots, self.length = 0, 0  # how many, and the capacity of one, tokens
         shapes = self._shapes(0, 0)
         self.keys, self.values = (
-            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)] for shape in shapes
+            {layer: torch.zeros(shape, dtype=dtype, device=device) for layer in layers} for shape in shapes
         )
         self.moves = 0  # times that they were allocated again
         self.unused_costs = device.type == "cpu"  # time, in every product
@@ -58,7 +61,7 @@ class Slots:
 
     def make_room(self, slots: int, length: int, *, most_slots: int | None = None, longest: int | None = None) -> None:
         """Grow to at least this many slots of at least this many tokens, with a reserve up to the bounds."""
-        had_slots, had_length = len(self.keys[0]), self.length
+        had_slots, had_length = self.slots, self.length
         if slots > had_slots:
             slots = max(slots, min(int(GROWTH * had_slots), slots if most_slots is None else most_slots))
         if length > had_length:
@@ -69,17 +72,18 @@ class Slots:
     def trim(self, length: int) -> None:
         """Free the memory after ``length`` tokens in every slot, when that is much."""
         if self.unused_costs and length < (1 - LENGTH_UNUSED) * self.length:
-            self._resize(len(self.keys[0]), rounded_up(length))
+            self._resize(self.slots, rounded_up(length))
 
     def _resize(self, slots: int, length: int) -> None:
         """Reallocate layer by layer, so that only one layer exists twice."""
-        had_slots, had_length = len(self.keys[0]), self.length
+        had_slots, had_length = self.slots, self.length
         if (slots, length) == (had_slots, had_length):
             return
         self.moves += 1
-        self.length = length
+        self.slots, self.length = slots, length
         of_keys, of_values = self._shapes(slots, length)
-        for layer, old in enumerate(zip(self.keys, self.values, strict=True)):
+        for layer in self.keys:
+            old = self.keys[layer], self.values[layer]
             new = self._allocate(old[0], of_keys), self._allocate(old[1], of_values)
             kept = min(length, had_length)
             for to, source in zip(self._beginning(*new, kept), self._beginning(*old, kept), strict=True):
@@ -93,8 +97,8 @@ class Slots:
         """Copy the first ``length`` tokens of one slot over another."""
         if not length:
             return  # the slot may not have been allocated
-        for keys, values in zip(self.keys, self.values, strict=True):
-            for kept in self._beginning(keys, values, length):
+        for layer, keys in self.keys.items():
+            for kept in self._beginning(keys, self.values[layer], length):
                 kept[target] = kept[source]
 
 
@@ -107,7 +111,14 @@ class TiledSlots(Slots):
     """
 
     def __init__(
-        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, step: int
+        self,
+        *,
+        layers: Iterable[int],
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        step: int,
     ):
         self.step = step
         super().__init__(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)

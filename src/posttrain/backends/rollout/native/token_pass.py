@@ -60,6 +60,9 @@ class TokenPass:
                 "attention goes without compiled kernels, which is slower: heads of "
                 f"{self.decoder.head_dim} numbers are narrower than their {kernels.narrowest}"
             )
+        elif kernels is not None and not self.decoder.compiled_states:
+            reason = self.decoder.unused_state_kernels
+            self.note = f"layers that keep a state go through transformers' own modules, which is slower: {reason}"
         if model.device.type == "cuda" and self.decoder.compiled_attention:
             reason = unrecordable(model)
             self.graphed = None if reason else GraphedStep(self.decoder.step)
@@ -68,7 +71,8 @@ class TokenPass:
         if self._round_weights(self.decoder) if int8 else product_kernels(model.get_output_embeddings().weight):
             self.decoder.fewest_rows = 1
             # Of a mixture of experts the routers do.
-            self._own_products = self.decoder.compiled_attention and not self.decoder.has_experts
+            compiled = self.decoder.compiled_attention and self.decoder.compiled_states
+            self._own_products = compiled and not self.decoder.has_experts
 
     def _round_weights(self, decoder: Decoder) -> bool:
         """Have the pass multiply by weights of eight bits, from the next time that it reads them. Returns: True for kernels."""

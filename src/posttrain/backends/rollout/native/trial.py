@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.decoder import Attend, Decoder, unknown_parts
+from posttrain.backends.rollout.native.decoder import STATE, Decoder, Past, unknown_parts
 from posttrain.backends.rollout.native.kernels import PassKernels
-from posttrain.backends.rollout.native.parts import router_of
+from posttrain.backends.rollout.native.parts import mlp_of, router_of
 from posttrain.errors import ModelError, Problem
 from posttrain.models.attention import KNOWN, CachedRows
+from posttrain.models.attention_settings import AttentionSettings
 from posttrain.models.head import HeadForm, head_form, named, refused_if_it_fails
 from posttrain.models.packed_attention import packed_layout
 
@@ -115,10 +116,12 @@ def _difference(model: PreTrainedModel, decoder: Decoder) -> str:
     watched = _WatchedCache(cache)
     with _watching(decoder) as decoded:
         logits_by_modules(model, tokens[-1:], places[-1:], cache, CachedRows(watched))
-    layers = len(decoder.body.layers)
-    if sorted(watched.settings) != list(range(layers)) or len(decoded) != layers or len(prefilled) != layers:
+    layers, attending = len(decoder.body.layers), [n for n, kind in enumerate(decoder.kinds) if kind != STATE]
+    if sorted(watched.settings) != attending or len(decoded) != layers or len(prefilled) != layers:
         return "its layers are not computed once each"
-    decoder.attention_settings = [watched.settings[layer] for layer in range(layers)]
+    if any(settings.sinks is not None for settings in watched.settings.values()):
+        return "its attention has sinks"
+    decoder.attention_settings = watched.settings
     decoder.read_weights()
     over_prompts = decoder.over_prompts(own_cache, layout, 0, PROMPT)
     reason = _first_difference(decoder, tokens[:-1], places[:-1], prefilled, over_prompts)
@@ -140,7 +143,7 @@ def _same_experts(decoder: Decoder, passes: int) -> Iterator[None]:
         known.append(output if len(known) < passes else known[len(known) - passes])
         return known[-1]
 
-    routers = [router for layer in decoder.body.layers if (router := router_of(layer.mlp)) is not None]
+    routers = [router for layer in decoder.body.layers if (router := router_of(mlp_of(layer))) is not None]
     hooks = [router.register_forward_hook(choose) for router in routers]
     try:
         yield
@@ -166,7 +169,7 @@ def _watching(decoder: Decoder) -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 
 def _first_difference(
-    decoder: Decoder, tokens: Tensor, places: Tensor, passed: Sequence[tuple[Tensor, Tensor]], attend: Attend
+    decoder: Decoder, tokens: Tensor, places: Tensor, passed: Sequence[tuple[Tensor, Tensor]], past: Past
 ) -> str:
     """Return which layer gives another result than the model's, for these tokens; "" when none does."""
     name = type(decoder.model).__name__
@@ -175,7 +178,7 @@ def _first_difference(
         return f"{name} changes its embeddings before the first layer"
     turns = decoder.rotation(embedded, places)
     for number, (given, output) in enumerate(passed):
-        expected, got = output.float(), decoder.layer_step(number, given, turns, attend).float()
+        expected, got = output.float(), decoder.layer_step(number, given, turns, past).float()
         # Compare the layer's contribution only: the residual it is added to can be so large that only its rounding shows.
         scale = (expected - given.float()).norm(dim=1) + 0.01 * expected.norm(dim=1)
         apart = float(((got - expected).norm(dim=1) / scale).max())
@@ -185,23 +188,15 @@ def _first_difference(
 
 
 class _WatchedCache:
-    """A cache that records the scaling and window of each layer."""
+    """A cache that records the settings of each layer."""
 
     def __init__(self, cache: KeyValueCache):
         self.cache, self.latent = cache, cache.latent
-        self.settings: dict[int, tuple[float, int | None, float | None]] = {}
+        self.settings: dict[int, AttentionSettings] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        self.settings[layer] = (scaling, window, softcap)
-        return self.cache.attend(layer, query, scaling, window, softcap, sinks)
+    def attend(self, layer: int, query: Tensor, settings: AttentionSettings) -> Tensor:
+        self.settings[layer] = settings
+        return self.cache.attend(layer, query, settings)
 
 
 def logits_by_modules(

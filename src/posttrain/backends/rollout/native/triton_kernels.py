@@ -14,6 +14,7 @@ from torch import Tensor
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kernels import Turn
 from posttrain.libraries.cpu_kernels.update import NormForm
+from posttrain.models.attention_settings import AttentionSettings
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOKENS = 64  # keys that a program reads at a time
@@ -200,9 +201,7 @@ class TritonKernels:
         query_key: Tensor,
         value: Tensor,
         turn: Turn,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        settings: AttentionSettings,
     ) -> Tensor:
         rows, turned, dim = query_key.shape
         kv_heads, heads = cache.kv_heads, turned - cache.kv_heads
@@ -217,7 +216,7 @@ class TritonKernels:
             responses.keys[layer], responses.values[layer], cache.prompt_slots, cache.prompt_lens, cache.places,
             output, mixtures, tops, totals,
             query_key.stride(0), value.stride(0), prompts.length, responses.length,
-            scaling, softcap or 0.0, window or 0,
+            settings.scaling, settings.softcap or 0.0, settings.window or 0,
             HEADS=heads, KV_HEADS=kv_heads, SHARED_BLOCK=triton.next_power_of_2(max(heads // kv_heads, FEWEST)),
             DIM=dim, DIM_BLOCK=block, ROTATED=turn.rotated, SPLITS=splits, TOKENS=TOKENS,
         )  # fmt: skip

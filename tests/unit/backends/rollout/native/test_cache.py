@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from unittest import mock
 
 import pytest
@@ -14,11 +15,12 @@ from torch import Tensor
 from posttrain.backends.rollout.native import cache as cache_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.slots import TiledSlots
+from posttrain.models.attention_settings import AttentionSettings
 
 KV, SHARED, DIM = 2, 3, 8  # key/value heads, query heads for each, width
 
 
-def new_cache(layers: int = 1) -> KeyValueCache:
+def new_cache(layers: Iterable[int] = (0,)) -> KeyValueCache:
     return KeyValueCache(
         layers=layers, kv_heads=KV, head_dim=DIM, dtype=torch.float64, device=torch.device("cpu"), most_slots=20
     )
@@ -61,7 +63,7 @@ def test_attention_of_ragged_groups_equals_plain_attention(
         with mock.patch.object(cache_module, "FEW_NUMBERS", few):
             cache.write(0, key, value)
     query = torch.randn(len(rows), KV * SHARED, DIM, dtype=torch.float64)
-    got = cache.attend(0, query, 1 / math.sqrt(DIM), window)
+    got = cache.attend(0, query, AttentionSettings(1 / math.sqrt(DIM), window))
     for row, (prompt, cached) in enumerate(rows):
         keys, values = (torch.cat([prompts[prompt][part], responses[part, row, : cached + 1]]) for part in (0, 1))
         # The scores and weights are float32 in between.
@@ -78,14 +80,18 @@ def test_two_samples_of_one_prompt_by_hand() -> None:
     query = torch.randn(2, KV * SHARED, DIM, dtype=torch.float64)
     cache.decoding([0, 0], [2, 2], [0, 0])
     cache.write(0, nothing, nothing + torch.tensor([12.0, 30.0])[:, None, None])
-    assert cache.attend(0, query, 1.0)[:, 0, 0].tolist() == pytest.approx([(3 + 6 + 12) / 3, (3 + 6 + 30) / 3])
+    assert cache.attend(0, query, AttentionSettings(1.0))[:, 0, 0].tolist() == pytest.approx(
+        [(3 + 6 + 12) / 3, (3 + 6 + 30) / 3]
+    )
     cache.decoding([0, 0], [2, 2], [1, 1])
     cache.write(0, nothing, nothing + torch.tensor([0.0, 9.0])[:, None, None])
-    assert cache.attend(0, query, 1.0)[:, 0, 0].tolist() == pytest.approx([21 / 4, (3 + 6 + 30 + 9) / 4])
-    assert cache.attend(0, query, 1.0, window=2)[1, 0, 0].item() == pytest.approx((30 + 9) / 2)
+    assert cache.attend(0, query, AttentionSettings(1.0))[:, 0, 0].tolist() == pytest.approx(
+        [21 / 4, (3 + 6 + 30 + 9) / 4]
+    )
+    assert cache.attend(0, query, AttentionSettings(1.0, window=2))[1, 0, 0].item() == pytest.approx((30 + 9) / 2)
     cache.responses.move(1, 0, 2)
     cache.decoding([0], [2], [1])
-    assert cache.attend(0, query[:1], 1.0)[0, 0, 0].item() == pytest.approx(48 / 4)
+    assert cache.attend(0, query[:1], AttentionSettings(1.0))[0, 0, 0].item() == pytest.approx(48 / 4)
 
 
 def test_room_of_a_long_response_is_given_up_after_it() -> None:
@@ -110,7 +116,7 @@ def test_tiled_slots_by_hand() -> None:
     whose 16 keys come after 32 numbers, so at 32 + 1 * 2; its value is in pair 8, number 2 at 2 * 2 + 1. It stays when slots
     grow and move."""
     slots = TiledSlots(
-        layers=1, kv_heads=1, head_dim=3, dtype=torch.float32, device=torch.device("cpu"), step=2
+        layers=[0], kv_heads=1, head_dim=3, dtype=torch.float32, device=torch.device("cpu"), step=2
     )  # fmt: skip
     slots.make_room(2, 20, longest=200)
     assert (slots.length, slots.keys[0].shape, slots.values[0].shape) == (64, (2, 1, 4, 64), (2, 1, 32, 6))

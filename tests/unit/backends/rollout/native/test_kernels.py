@@ -25,6 +25,7 @@ from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.backends.rollout.native.trial import fast_pass
 from posttrain.libraries.cpu_kernels import build as build_module
 from posttrain.libraries.cpu_kernels.update import NormForm
+from posttrain.models.attention_settings import AttentionSettings
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import write_tiny_model
 
@@ -128,7 +129,7 @@ def ragged_cache(
 ) -> KeyValueCache:
     """Rows of (prompt, tokens of the response so far), full of random numbers where tokens are and of NaN elsewhere."""
     device = torch.get_default_device()
-    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=device, tile_step=tile_step)
+    cache = KeyValueCache(layers=[0], kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=device, tile_step=tile_step)
     cache.prefilling([(0, length, slot, 0) for slot, length in enumerate(prompt_lens)])
     cache.decoding([p for p, _ in rows], [prompt_lens[p] for p, _ in rows], [cached for _, cached in rows])
     parts = ((cache.prompts, prompt_lens), (cache.responses, [cached for _, cached in rows]))
@@ -164,7 +165,7 @@ def without_nan(cache: KeyValueCache) -> KeyValueCache:
     """A cache with the same content and 0 where no token is, which torch's operations need."""
     rows = (cache.prompt_slots.tolist(), cache.prompt_lens.tolist(), cache.places.tolist())
     other = KeyValueCache(
-        layers=1,
+        layers=[0],
         kv_heads=cache.kv_heads,
         head_dim=cache.prompts.keys[0].shape[2],
         dtype=cache.prompts.keys[0].dtype,
@@ -187,7 +188,7 @@ def by_torch(
     heads = query_key.shape[1] - cache.kv_heads
     turned = turn_of(query_key, turn)
     cache.write(0, turned[:, heads:], value)
-    return cache.attend(0, turned[:, :heads], 0.3, window, softcap).flatten(1)
+    return cache.attend(0, turned[:, :heads], AttentionSettings(0.3, window, softcap)).flatten(1)
 
 
 def random_turn(rows: int, dim: int, rotated: int) -> Turn:
@@ -236,7 +237,7 @@ def test_attention(
         projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
         turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
     query_key, value = projected.split([heads + kv_heads, kv_heads], dim=1)
-    got = kernels.attend(cache, 0, query_key, value, turn, 0.3, window, softcap)
+    got = kernels.attend(cache, 0, query_key, value, turn, AttentionSettings(0.3, window, softcap))
     expected = by_torch(expected_cache, query_key, value, turn, window, softcap)
     assert (got - expected).norm() <= CLOSE[dtype]["rtol"] * expected.norm()
     after = without_nan(cache)
@@ -260,7 +261,7 @@ def test_attention_of_a_processor_without_products_of_bfloat16(tmp_path: Path, m
     expected_cache = without_nan(cache)
     projected, turn = torch.randn(3, 6 + 4, 28).bfloat16(), random_turn(3, 28, 28)
     query_key, value = projected.split([8, 2], dim=1)
-    got = kernels.attend(cache, 0, query_key, value, turn, 0.3, 20)
+    got = kernels.attend(cache, 0, query_key, value, turn, AttentionSettings(0.3, 20))
     expected = by_torch(expected_cache, query_key, value, turn, 20, None)
     assert (got - expected).norm() <= 0.02 * expected.norm()
 
@@ -273,10 +274,12 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     cache = ragged_cache(rows, prompt_lens, 2, 16, dtype, kernels.tile_step)
     query_key, value = torch.randn(3, 8, 16).to(dtype), torch.randn(3, 2, 16).to(dtype)
     turn = random_turn(3, 16, 16)
-    together = kernels.attend(cache, 0, query_key, value, turn, 0.3, None)
+    together = kernels.attend(cache, 0, query_key, value, turn, AttentionSettings(0.3))
     cache.responses.move(2, 0, 20)
     cache.decoding([1], [17], [20])
-    alone = kernels.attend(cache, 0, query_key[2:], value[2:], Turn(turn.cos[2:], turn.sin[2:], 16), 0.3, None)
+    alone = kernels.attend(
+        cache, 0, query_key[2:], value[2:], Turn(turn.cos[2:], turn.sin[2:], 16), AttentionSettings(0.3)
+    )
     assert torch.equal(alone[0], together[2])
 
 
@@ -306,7 +309,7 @@ def test_attention_of_prompts(
     kv_heads, heads, rows = 2, 2 * shared, sum(new for _, new in parts)
     if long:  # past a chunk of keys
         parts[0] = (500, parts[0][1])
-    cache = KeyValueCache(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=torch.device("cpu"))
+    cache = KeyValueCache(layers=[0], kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=torch.device("cpu"))
     ends = torch.tensor([new for _, new in parts]).cumsum(0).tolist()
     cache.prefilling(
         [(end - new, end, slot, known) for slot, (end, (known, new)) in enumerate(zip(ends, parts, strict=True))]
@@ -320,7 +323,7 @@ def test_attention_of_prompts(
     query_key, value = projected.clone().split([heads + kv_heads, kv_heads], dim=1)
     turn = random_turn(rows, dim, int(dim * rotated) // 2 * 2)
     numbers = torch.tensor(cache.parts).T.contiguous()
-    got = kernels.prefill(cache, 0, numbers, query_key, value, turn, 0.1, window)
+    got = kernels.prefill(cache, 0, numbers, query_key, value, turn, AttentionSettings(0.1, window))
     turned = turn_of(projected[:, : heads + kv_heads], turn)
     query, key = turned.split([heads, kv_heads], dim=1)
     for start, end, slot, known in cache.parts:
@@ -351,14 +354,14 @@ def test_prompt_does_not_depend_on_where_it_is_cut(dtype: torch.dtype) -> None:
     cos, sin, _ = random_turn(600, 16, 16)
 
     def run(*pieces: tuple[int, int]) -> Tensor:
-        cache = KeyValueCache(layers=1, kv_heads=2, head_dim=16, dtype=dtype, device=torch.device("cpu"))
+        cache = KeyValueCache(layers=[0], kv_heads=2, head_dim=16, dtype=dtype, device=torch.device("cpu"))
         cache.prefilling([(0, 600, 0, 0)])
         outputs = []
         for begin, end in pieces:
             part = torch.tensor([[0], [end - begin], [0], [begin]])
             turn = Turn(cos[begin:end], sin[begin:end], 16)
             given = query_key[begin:end].clone(), value[begin:end]
-            outputs.append(kernels.prefill(cache, 0, part, *given, turn, 0.3, None))
+            outputs.append(kernels.prefill(cache, 0, part, *given, turn, AttentionSettings(0.3)))
         return torch.cat(outputs)
 
     assert torch.equal(run((0, 600)), run((0, 211), (211, 600)))

@@ -21,6 +21,20 @@ SIZES = {
     "vocab_size": 5000,
 }
 
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 20,
+}
+EXPERTS = {
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+
 
 def write(folder: Path, family: str, **more: Any) -> str:
     AutoConfig.for_model(family, **SIZES | {"num_hidden_layers": 12} | more).save_pretrained(folder)
@@ -33,6 +47,10 @@ def write(folder: Path, family: str, **more: Any) -> str:
         ("llama", {}, "fast passes with compiled kernels"),
         ("gemma3_text", {"head_dim": 16}, "fast passes with compiled kernels"),  # every sixth layer sees everything
         ("smollm3", {}, "fast passes with compiled kernels"),  # every fourth without positions
+        ("qwen3_5_text", LINEAR | {"head_dim": 32}, "fast passes with compiled kernels"),
+        ("qwen3_next", LINEAR | EXPERTS, "fast passes with compiled kernels"),
+        ("olmo_hybrid", LINEAR, "fast passes with compiled kernels"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"] * 6}, "fast passes with compiled kernels"),
         ("cohere", {}, "own modules, which is slower: CohereAttention rotates neighbouring numbers"),
         ("gpt_neox", {"num_key_value_heads": 4}, "own modules, which is slower: GPTNeoXModel does not consist of"),
         ("qwen3", {"head_dim": 8}, "heads of 8 numbers are narrower"),
