@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class AttentionSettings(NamedTuple):
-    """How a layer's attention weighs keys by their products with a query."""
+    """Settings by which a layer's attention weighs keys."""
 
     scaling: float  # of the products
     window: int | None = None  # a query sees at most this many of the latest keys, itself included

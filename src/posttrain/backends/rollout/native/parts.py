@@ -152,11 +152,9 @@ def _is_mlp(module: Any) -> bool:
 
 def router_of(mlp: nn.Module | None) -> nn.Module | None:
     """Return the router of a mixture of experts; None for other MLPs."""
-    return (
-        next((part for name, part in mlp.named_children() if name in ROUTERS), None)
-        if hasattr(mlp, "experts")
-        else None
-    )
+    if mlp is None or not hasattr(mlp, "experts"):
+        return None
+    return next((part for name, part in mlp.named_children() if name in ROUTERS), None)
 
 
 def _are_experts(module: Any) -> bool:
