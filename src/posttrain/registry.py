@@ -41,7 +41,7 @@ from posttrain.facts import (
 )
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
-from posttrain.verl_functions import VerlFunction, find
+from posttrain.verl_functions import VerlFunction, find, with_columns
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -225,10 +225,13 @@ class Registry(Generic[F]):
         if self._variable() not in ("ADVANTAGES", "POLICY_LOSSES"):
             return None
         try:
-            found = find(_tree(path, source_file(path, holds=f"your {self.kind}")), name)
+            file = source_file(path, holds=f"your {self.kind}")
+            found = find(_tree(path, file), name)
         except ConfigError:
             return None
-        return found if found is not None and found.is_loss == (self._variable() == "POLICY_LOSSES") else None
+        if found is None or found.is_loss != (self._variable() == "POLICY_LOSSES"):
+            return None
+        return with_columns(found, file)
 
     def _describe_verl(self, theirs: VerlFunction) -> Description[F]:
         facts = {"compares_responses": True} if theirs.compares_responses and not theirs.is_loss else {}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from posttrain.settings import REQUIRED, Setting, default_of
@@ -44,6 +45,7 @@ SKYRL_PLACES = ("policy_logprobs", "old_logprobs", "advantages")
 SKYRL_INPUTS: Mapping[str, str] = {"loss_mask": "mask", "rollout_logprobs": "rollout_logprobs"}
 # Parameters that the caller fills in without an input or a setting: our own objective aggregates and corrects.
 FILLED_IN = ("loss_agg_mode", "rollout_is_weights", "rollout_is_weight", "num_repeat", "norm_adv_by_std_in_grpo")
+COLUMN = "column:"  # before the name of a column of the data, which an estimator is given as an array [B]
 CONFIG = "config"  # their section algorithm, or actor
 _DEFAULTS: Mapping[str, float] = {"gamma": 1.0, "lam": 1.0}
 _DECORATORS = ("register_adv_est", "register_policy_loss", "register_advantage_estimator")
@@ -79,7 +81,12 @@ class VerlFunction:
     def unknown(self) -> list[str]:
         """Inputs that no run here computes."""
         known = set(LOSS_INPUTS.values() if self.is_loss else ESTIMATOR_INPUTS.values())
-        return [name for name, source in self.inputs.items() if source not in known]
+        return [name for name, source in self.inputs.items() if source not in known and not source.startswith(COLUMN)]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the data that its trainer hands to it."""
+        return [source.removeprefix(COLUMN) for source in self.inputs.values() if source.startswith(COLUMN)]
 
     @property
     def our_inputs(self) -> tuple[str, ...]:
@@ -101,6 +108,57 @@ def find(tree: ast.Module, name: str) -> VerlFunction | None:
         if len(found) == 1:
             return _described(found[0], tree)
     return None
+
+
+def with_columns(found: VerlFunction, file: Path) -> VerlFunction:
+    """The function with the columns of the data that the trainer beside its file hands to parameters which no run here computes:
+    ``compute_mine(..., domains=data.non_tensor_batch["domain"])`` in ``ray_trainer.py``. Nothing is run."""
+    lacking = {*found.unknown, *(name for name, setting in found.settings.items() if setting.required)}
+    trainer = file.with_name("ray_trainer.py")
+    if found.is_loss or not lacking or not trainer.is_file():
+        return found
+    try:
+        given = _columns_given(trainer, trainer.stat().st_mtime_ns, found.definition.name)
+    except (OSError, SyntaxError, ValueError):
+        return found
+    columns = {name: f"{COLUMN}{column}" for name, column in given.items() if name in lacking}
+    settings = {name: setting for name, setting in found.settings.items() if name not in columns}
+    return replace(found, inputs={**found.inputs, **columns}, settings=settings)
+
+
+@lru_cache(maxsize=16)
+def _columns_given(trainer: Path, changed: int, called: str) -> dict[str, str]:
+    """Parameters of a function that a trainer calls by its name -> the columns of ``non_tensor_batch`` that it hands over.
+
+    Args: ``changed`` is the time of the file's last change.
+    """
+    given: dict[str, str] = {}
+    for block in (getattr(node, "body", None) for node in ast.walk(ast.parse(trainer.read_bytes()))):
+        assigned: dict[str, str] = {}
+        for line in block if isinstance(block, list) else ():
+            match line:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if column := _column_of(value, assigned):
+                    assigned[name] = column
+                case ast.Assign(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call):
+                    if ast.unparse(call.func).rpartition(".")[2] == called:
+                        handed = {each.arg: _column_of(each.value, assigned) for each in call.keywords if each.arg}
+                        given |= {name: column for name, column in handed.items() if column}
+    return given
+
+
+def _column_of(value: ast.expr, assigned: Mapping[str, str]) -> str:
+    """The column in ``data.non_tensor_batch["x"]``, or in a variable that holds it; "" for something else."""
+    match value:
+        case ast.Name(id=name):
+            return assigned.get(name, "")
+        case ast.Subscript(value=ast.Attribute(attr="non_tensor_batch"), slice=ast.Constant(value=str(column))):
+            return column
+        case ast.Call(
+            func=ast.Attribute(value=ast.Attribute(attr="non_tensor_batch"), attr="get"),
+            args=[ast.Constant(value=str(column)), *_],
+        ):
+            return column
+    return ""
 
 
 def _is_for_verl(node: ast.FunctionDef) -> bool:

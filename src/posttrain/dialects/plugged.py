@@ -99,6 +99,8 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
         always = ("loss_reduction",) if theirs.is_for_skyrl else ()
         read = {each: value for each, value in written.items() if each in always or theirs.may_read(each)}
         found[f"{at}.{CONFIG}"] = nested(read)
+    if theirs.columns:
+        found["data.extra_columns"] = theirs.columns
     keys.warn(f"{name} is yours: {theirs.definition.name} of {path}, line {theirs.definition.lineno}")
     return found
 

@@ -92,7 +92,7 @@ def fill_in(use: Row, template: list[Row]) -> Iterator[Row]:
             filled = _varied(filled, variant)
         elif "ignored" in use:
             filled = _varied(filled, {"ignored": use["ignored"]})
-        if STATUSES.keys().isdisjoint(filled):
+        if STATUSES.keys().isdisjoint(filled) and "same_as" not in filled:
             filled = {**filled, "ignored": use["otherwise"]}
         if "example" in filled:
             filled = _in_context(filled, use.get("given", ()))

@@ -41,8 +41,10 @@ class Joined:
         joined[self.trajectories, self.places] = values[self.rows, self.columns]
         return joined
 
-    def join_all(self, values: Tensor | Mapping[str, Tensor]) -> Any:
-        """A tensor, or every tensor in a mapping, joined."""
+    def join_all(self, values: Tensor | Mapping[str, Tensor] | tuple[Any, ...]) -> Any:
+        """A tensor, every tensor in a mapping, or B values of any kind, joined."""
+        if isinstance(values, tuple):
+            return tuple(values[row] for row in self.last_rows.tolist())
         if isinstance(values, Mapping):
             return {name: self.join(tensor) for name, tensor in values.items()}
         return self.join(values)
@@ -68,8 +70,10 @@ class SingleRows:
             return values.clone()
         return torch.where(self.mask, values[:, : self.mask.shape[1]], values.new_zeros(()))
 
-    def join_all(self, values: Tensor | Mapping[str, Tensor]) -> Any:
+    def join_all(self, values: Tensor | Mapping[str, Tensor] | tuple[Any, ...]) -> Any:
         """Do the same as ``Joined.join_all``."""
+        if isinstance(values, tuple):
+            return values
         if isinstance(values, Mapping):
             return {name: self.join(tensor) for name, tensor in values.items()}
         return self.join(values)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from posttrain.errors import Problem, RequestError
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
 from posttrain.interfaces.train_engine import ScoringEngine
 from posttrain.records.batches import ScoredBatch
 from posttrain.records.plans import StepPlan
+from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, TrajectoryGroup
 from posttrain.steps.advantage import inputs_of
 from posttrain.steps.score import score
 from posttrain.steps.shape_rewards import shape_outcomes
+from posttrain.verl_functions import COLUMN
 
 Collect = Callable[..., list[TrajectoryGroup]]  # rl_step.collect
 
@@ -75,3 +79,29 @@ def add_sum_pi_squared(batch: ScoredBatch, policy: ScoringEngine, plan: StepPlan
         return batch
     found = policy.sum_pi_squared(batch.sequences, plan.update.loss.temperature)
     return replace(batch, extras={**batch.extras, "sum_pi_squared": found})
+
+
+def add_columns(batch: ScoredBatch, groups: Sequence[ScoredGroup], plan: StepPlan) -> ScoredBatch:
+    """The batch with the columns of the data that an estimator written for verl reads: B values of each row's prompt. Unchanged
+    unless it reads any.
+
+    Raises: RequestError when a prompt does not have one.
+    """
+    columns = [name.removeprefix(COLUMN) for name in inputs_of(plan.advantage) if name.startswith(COLUMN)]
+    if not columns:
+        return batch
+    rows = batch.sequences.group_index.tolist()
+    by_group = [{name: _value_of(group.group.prompt, name) for name in columns} for group in groups]
+    found = {f"{COLUMN}{name}": tuple(by_group[row][name] for row in rows) for name in columns}
+    return replace(batch, extras={**batch.extras, **found})
+
+
+def _value_of(prompt: Prompt, column: str) -> Any:
+    if column == "data_source":
+        return prompt.data_source
+    if column == "extra_info":
+        return prompt.extra_info
+    if column in prompt.extra_info:
+        return prompt.extra_info[column]
+    what = f"the advantage estimator reads the column {column}, which the row of {prompt.prompt_id} does not have"
+    raise RequestError(Problem(what, fix="name a column of the data in data.extra_columns", field="data.extra_columns"))

@@ -21,7 +21,7 @@ from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 from posttrain.steps.correction import correct_rollout
 from posttrain.steps.domains import DomainSelection
-from posttrain.steps.extras import add_greedy_rewards, add_sum_pi_squared
+from posttrain.steps.extras import add_columns, add_greedy_rewards, add_sum_pi_squared
 from posttrain.steps.play import play
 from posttrain.steps.process_rewards import add_process_rewards
 from posttrain.steps.resample import resample, stats_of_all
@@ -71,7 +71,7 @@ def train_on(
 
 def assembled(selection: AnySelection, plan: StepPlan) -> ScoredBatch:
     """The groups of a step, padded to [batch, response_len]."""
-    return assemble(
+    scored = assemble(
         selection.groups,
         mask_truncated=plan.mask_truncated,
         mask_long_wrong_tokens=plan.mask_long_wrong_tokens,
@@ -79,6 +79,7 @@ def assembled(selection: AnySelection, plan: StepPlan) -> ScoredBatch:
         parts=plan.parts,
         with_versions=plan.update.correction.interpolated,
     )
+    return add_columns(scored, selection.groups, plan)
 
 
 def sample_groups(

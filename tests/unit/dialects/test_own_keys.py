@@ -298,14 +298,23 @@ def test_a_number_is_a_name_too() -> None:
     assert read("trainer.experiment_name=1").config.run.name == "1"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "theirs"),
-    [
-        ("n_val", 16, f"{R}.val_kwargs.n=16"),
-        ("val_temperature", 0.6, f"{R}.val_kwargs.temperature=0.6"),
-        ("n_agent", 5, f"{R}.n=5"),
-    ],
-)
+@pytest.mark.parametrize("version", ["0.1", "0.2", "0.4"])
+def test_numbers_of_a_forks_validation_count(version: str) -> None:
+    """rllm, Skywork-OR1 and LUFFY repeat every validation prompt n_val times, and sample at val_temperature."""
+    loaded = read(f"{R}.n_val=8", f"{R}.val_temperature=0.6", dialect=f"verl@{version}")
+    assert not loaded.problems
+    assert (loaded.config.validation.samples_per_prompt, loaded.config.validation.temperature) == (8, 0.6)
+    assert read(f"{R}.n_val=8", dialect=f"verl@{version}").config.validation.temperature == 0
+
+
+def test_verls_own_numbers_of_validation_win_over_a_forks() -> None:
+    own = (f"{R}.val_kwargs.n=4", f"{R}.val_kwargs.do_sample=True", f"{R}.val_kwargs.temperature=1.0")
+    loaded = read(f"{R}.n_val=8", f"{R}.val_temperature=0.6", *own)
+    assert (loaded.config.validation.samples_per_prompt, loaded.config.validation.temperature) == (4, 1.0)
+    assert {one.key for one in loaded.ignored} >= {f"{R}.n_val", f"{R}.val_temperature"}
+
+
+@pytest.mark.parametrize(("key", "value", "theirs"), [("n_agent", 5, f"{R}.n=5")])
 def test_words_of_known_forks_name_verls_own_key(key: str, value: float, theirs: str) -> None:
     loaded = read(f"+{R}.{key}={value}", f"{R}.n=4", drop=True)
     [problem] = loaded.unsupported

@@ -142,6 +142,28 @@ def test_an_estimator_for_verl_is_found_and_its_keys_are_its_own(
     assert any("margin" in text for text in about_mine("algorithm.adv_estimator=grpo"))
 
 
+def test_columns_that_an_estimator_is_handed_are_read_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those that a reward manager of the same checkout reads."""
+    folder = tmp_path / "verl/trainer/ppo"
+    folder.mkdir(parents=True)
+    (folder / "core_algos.py").write_text(
+        "def compute_fair_advantage(token_level_rewards, response_mask, index, domains: Tensor): ...\n"
+    )
+    call = "compute_fair_advantage(domains=data.non_tensor_batch['dataset'])"
+    (folder / "ray_trainer.py").write_text(f"def compute_advantage(data):\n    a, b = core_algos.{call}\n")
+    managers = tmp_path / "verl/workers/reward_manager"
+    managers.mkdir(parents=True)
+    text = '@register("votes")\nclass Votes:\n    def __call__(self, data):\n        return data.non_tensor_batch["level"]\n'
+    (managers / "votes.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    fair = [*VERL, "algorithm.adv_estimator=fair", "actor_rollout_ref.rollout.n=4"]
+    assert read_config(None, fair, "verl").config.data.extra_columns == ["dataset"]
+    both = read_config(None, [*fair, "reward_model.reward_manager=votes"], "verl")
+    assert both.config.data.extra_columns == ["level", "dataset"]
+
+
 def test_a_manager_of_a_package_that_builds_on_verl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "their_tool/workers/reward_manager"
     folder.mkdir(parents=True)

@@ -31,6 +31,47 @@ def test_what_is_open_below_a_section_that_is_off_is_no_error(tmp_path: Path) ->
     assert not read(tmp_path, text).problems
 
 
+def test_what_a_file_of_verl_holds_gives_way_to_the_earlier_name(tmp_path: Path) -> None:
+    """verl moves reward_model to reward: its reward_kwargs replace those that a recipe's file holds."""
+    text = (
+        "reward:\n  reward_manager: {name: dapo}\n  reward_kwargs:\n"
+        "    overlong_buffer_cfg: {enable: False, len: 0, penalty_factor: 0.0}\n"
+    )
+    buffer = "+reward_model.reward_kwargs.overlong_buffer_cfg"
+    loaded = read(tmp_path, text, f"{buffer}.enable=True", f"{buffer}.len=64", f"{buffer}.penalty_factor=0.5")
+    assert not loaded.problems, loaded.problems
+    assert loaded.config.reward.overlong_buffer_tokens == 64
+    later = "+reward.reward_kwargs.overlong_buffer_cfg.len=32"
+    problems = read(tmp_path, "{}", "reward_model.reward_manager=dapo", f"{buffer}.len=64", later).problems
+    assert any("is the later name of" in problem.what for problem in problems)
+
+
+def test_mindspeed_is_trained_by_megatron_and_named_in_messages(tmp_path: Path) -> None:
+    section = f"+{A}.mindspeed"
+    own = (f"{section}.strategy=mindspeed_llm", f"{section}.llm_kwargs.swiglu=true", f"{section}.grad_offload=True")
+    split = (f"{section}.tensor_model_parallel_size=4", f"{section}.pipeline_model_parallel_size=2")
+    file = tmp_path / "run.yaml"
+    file.write_text("{}")
+    eight = ("trainer.n_gpus_per_node=8", f"{R}.tensor_model_parallel_size=1", "data.train_batch_size=8", f"{R}.n=8")
+    loaded = read_config(
+        str(file), [*SIZES, *eight, f"{A}.ppo_mini_batch_size=8", "model_engine=mindspeed", *own, *split], "verl"
+    )
+    assert not loaded.problems, loaded.problems
+    policy = loaded.config.policy
+    assert (policy.engine, policy.tensor_parallel, policy.pipeline_parallel) == ("megatron", 4, 2)
+    assert policy.engine_options == {"grad_offload": True}
+    assert {f"{A}.mindspeed.strategy", f"{A}.mindspeed.llm_kwargs.swiglu"} <= {one.key for one in loaded.ignored}
+    other = [
+        *SIZES,
+        *eight,
+        f"{A}.ppo_mini_batch_size=8",
+        "model_engine=mindspeed",
+        f"{section}.tensor_model_parallel_size=3",
+    ]
+    problems = read_config(str(file), other, "verl").problems
+    assert [problem.field for problem in problems] == [f"{A}.mindspeed.tensor_model_parallel_size"]
+
+
 def test_a_plus_replaces_a_null(tmp_path: Path) -> None:
     """As in Hydra, which appends to what is there only where that is null."""
     text = "data: {seed: null}\n"

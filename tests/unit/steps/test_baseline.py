@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from posttrain.errors import RequestError
 from posttrain.records.plans import AdvantagePlan, LossPlan, RewardPlan, StepPlan, UpdatePlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import (
@@ -23,7 +27,7 @@ from posttrain.records.trajectories import (
 from posttrain.run.clock import Clock
 from posttrain.run.trackers import Trackers
 from posttrain.steps.assemble import assemble
-from posttrain.steps.extras import add_greedy_rewards
+from posttrain.steps.extras import add_columns, add_greedy_rewards
 from posttrain.steps.rl_step import collect
 
 SAMPLING = SamplingParams(samples_per_prompt=2, max_response_tokens=4, temperature=0.8, top_p=0.9, top_k=7, stop=("x",))
@@ -112,3 +116,28 @@ def test_the_baseline_is_shaped_as_the_samples_are() -> None:
 def test_nothing_is_sampled_for_an_estimator_without_the_baseline() -> None:
     sampler = Sampler()
     assert baseline(sampler, RewardPlan(), "grpo") == [] and sampler.asked == []
+
+
+def test_columns_of_the_data_stand_beside_every_row(tmp_path: Path) -> None:
+    """For an estimator written for verl, whose own trainer hands over columns."""
+    (tmp_path / "core_algos.py").write_text(
+        "def compute_fair_advantage(token_level_rewards, response_mask, index, domains: Tensor, source: Tensor):\n"
+        "    return token_level_rewards, token_level_rewards\n"
+    )
+    (tmp_path / "ray_trainer.py").write_text(
+        "def compute_advantage(data):\n    source = data.non_tensor_batch['data_source']\n"
+        "    a, b = core_algos.compute_fair_advantage(domains=data.non_tensor_batch['dataset'], source=source)\n"
+    )
+    fair = AdvantagePlan(name="fair", path=str(tmp_path / "core_algos.py"))
+    step: Any = SimpleNamespace(advantage=fair)
+    groups = []
+    for name, domain in (("a", "sums"), ("b", "words")):
+        found = group(name)
+        found = replace(found, prompt=replace(found.prompt, extra_info={"dataset": domain}))
+        groups.append(ScoredGroup(group=found, outcomes=(Reward(0.0), Reward(1.0))))
+    batch = add_columns(assemble(groups), groups, step)
+    assert batch.extras["column:dataset"] == ("sums", "sums", "words", "words")
+    assert batch.extras["column:data_source"] == (groups[0].group.prompt.data_source,) * 4
+    lacking = [ScoredGroup(group=group("c"), outcomes=(Reward(0.0), Reward(1.0)))]
+    with pytest.raises(RequestError, match="reads the column dataset, which the row of c does not have"):
+        add_columns(assemble(lacking), lacking, step)

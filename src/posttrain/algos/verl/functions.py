@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -20,7 +21,7 @@ from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.skyrl_modules import standing_in
 from posttrain.libraries.verl.modules import provide
 from posttrain.user_files import import_path, last_line, parse_file, source_file
-from posttrain.verl_functions import VerlFunction, find
+from posttrain.verl_functions import COLUMN, VerlFunction, find, with_columns
 
 REPORTED = ("clip_fraction", "kl_old", "dual_clip_fraction")  # what verl up to 0.6 returns behind a loss
 
@@ -33,6 +34,7 @@ def load(path: str, name: str) -> Callable[..., Any]:
     file = source_file(path)
     described = find(parse_file(path, file), name)
     assert described is not None, f"{path} has no function {name} for verl"
+    described = with_columns(described, file)
     provide(_checkout_of(file))
     with standing_in(NAMES):
         module = import_path(path)
@@ -59,8 +61,10 @@ class _Estimator:
     def __init__(self, theirs: Callable[..., Any], described: VerlFunction):
         self._theirs, self._described = theirs, described
 
-    def __call__(self, *inputs: Tensor, **settings: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, *inputs: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, T], 0 on rows without a valid reward and behind the mask; such rows are not shown to it.
+
+        Args: tensors; of a column of the data, B values.
 
         Raises: RequestError when it fails or returns something else.
         """
@@ -71,6 +75,9 @@ class _Estimator:
             return empty, empty.clone()
         given: dict[str, Any] = {}
         for name, source in self._described.inputs.items():
+            if source.startswith(COLUMN):
+                given[name] = _array([value for value, kept in zip(ours[source], valid, strict=True) if kept])
+                continue
             rows = ours[source][valid]
             if source == "group_index":
                 given[name] = rows.cpu().numpy()
@@ -94,6 +101,13 @@ class _Estimator:
             whole[valid] = torch.where(mask[valid], part.float(), 0.0)
             placed.append(whole)
         return placed[0], placed[1]
+
+
+def _array(values: Sequence[Any]) -> numpy.ndarray[Any, Any]:
+    """[B] objects, as verl's batches hold a column."""
+    found = numpy.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
 class _Loss:

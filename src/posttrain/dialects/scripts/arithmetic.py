@@ -59,6 +59,7 @@ def computed(shell: Shell, text: str) -> int | None:
 
     A variable that an expression with an unknown part would assign is unknown afterwards.
     """
+    text = _substituted(shell, text)
     plain = re.sub(r"\$\{?(#|\w+(?:\[[^\]]*\])?)\}?", lambda found: _parameter(shell, found[1]), text)
     try:
         tokens = _tokens(plain.replace('"', ""))
@@ -69,6 +70,22 @@ def computed(shell: Shell, text: str) -> int | None:
         for name in re.findall(r"(?:\+\+|--)\s*([A-Za-z_]\w*)", plain):
             shell.variables[name] = shell.hole(f"${name} is computed from something unknown", f"set {name} to a number")
         return None
+
+
+def _substituted(shell: Shell, text: str) -> str:
+    """The expression with the outputs of its ``$(...)`` in their places."""
+    from posttrain.dialects.scripts.expansion import operand
+
+    place = 0
+    while found := re.compile(r"\$\((?!\()").search(text, place):
+        depth, end = 1, found.end()
+        while depth and end < len(text):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        said = operand(shell, text[found.start() : end], shell.line_offset + 1)
+        text = text[: found.start()] + said + text[end:]
+        place = found.start() + len(said)
+    return text
 
 
 def _tokens(text: str) -> list[str]:

@@ -9,7 +9,8 @@ from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.assignments import assign, declare_word, put, restored, unset
 from posttrain.dialects.scripts.conditions import Truth, of_words
 from posttrain.dialects.scripts.control import body, subshell
-from posttrain.dialects.scripts.expansion import words_of
+from posttrain.dialects.scripts.expansion import text_of, words_of
+from posttrain.dialects.scripts.filters import filtered
 from posttrain.dialects.scripts.limits import MAX_DEPTH, MAX_WORDS, too_much
 from posttrain.dialects.scripts.parsing import parse
 from posttrain.dialects.scripts.programs import formatted, output_of
@@ -38,6 +39,13 @@ def command(shell: Shell, node: Node) -> Truth:
         for child in given:
             assign(shell, child)
         return True
+    typed = [child for child in node.named_children if child.type == "herestring_redirect"]
+    if typed and typed[-1].named_children:
+        before, shell.piped = shell.piped, f"{text_of(shell, typed[-1].named_children[0])}\n"
+        try:
+            return _called(shell, words, node)
+        finally:
+            shell.piped = before
     if not given:
         return _called(shell, words, node)
     kept = dict(shell.variables), set(shell.exported)
@@ -167,11 +175,14 @@ def _program(shell: Shell, words: list[str], node: Node) -> Truth:
     last_line = int(node.end_point[0]) + 1 + shell.line_offset
     shell.calls.append(Call(tuple(words), shell.line(node), last_line, shell.folder, shell.script))
     said = output_of(shell, words)
+    status: Truth = None if said is None else True
+    if said is None and shell.piped is not None and shell.as_tested(shell.piped) == shell.piped:
+        said, status = filtered(words, shell.piped) or (None, None)
     if shell.output is not None:
         shell.output.append(said if said is not None else _unknown_output(shell, words, node))
     if words[0] == "exec" and len(words) > 1:
         raise Leave("exit")
-    return True if said is not None else None
+    return status
 
 
 def _script(shell: Shell, word: str) -> Path | None:

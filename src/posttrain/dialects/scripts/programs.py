@@ -9,6 +9,7 @@ import socket
 import time
 
 from posttrain.dialects.scripts.arithmetic import computed
+from posttrain.dialects.scripts.calculations import calculated, in_awk
 from posttrain.dialects.scripts.limits import MAX_WORDS
 from posttrain.dialects.scripts.state import HOLE, Shell
 
@@ -50,6 +51,10 @@ def output_of(shell: Shell, words: list[str]) -> str | None:
                 return None
             numbers = range(int(plain[0]) if len(plain) > 1 else 1, int(plain[-1]) + 1)
             return "".join(f"{number}\n" for number in numbers)
+        case "python" | "python3" if rest[:1] == ["-c"] and len(rest) == 2:
+            return calculated(rest[1])
+        case "awk" | "gawk" if len(rest) == 1:
+            return in_awk(rest[0])
         case "mkdir" | "true" | ":" | "false" | "export" | "set":
             return ""
     return None

@@ -73,6 +73,7 @@ class Shell:
     functions: dict[str, Node] = field(default_factory=dict)
     read_arguments: set[str] = field(default_factory=set)  # those read as $1, $2 ...
     output: list[str] | None = None  # the standard output, where it is captured
+    piped: str | None = None  # the standard input of a command in a pipeline, or behind <<<
     depth: int = 0
     line_offset: int = 0  # of a text that is parsed apart from its file
     ended: int = 0  # the line of an exit that was reached; 0: none

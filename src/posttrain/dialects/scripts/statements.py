@@ -83,17 +83,27 @@ def _redirected(shell: Shell, node: Node) -> Truth:
 
 
 def _pipeline(shell: Shell, node: Node) -> Truth:
-    kept, shell.output = shell.output, None
-    for child in node.named_children:
-        with control.subshell(shell):
-            statement(shell, child)
-    shell.output = kept
-    if kept is not None:
+    """Read commands whose output is the next one's input; that of the last is known where all are programs that are read."""
+    kept, given = shell.output, shell.piped
+    status: Truth = None
+    try:
+        for child in node.named_children:
+            shell.output = []
+            with control.subshell(shell):
+                status = statement(shell, child)
+            shell.piped = "".join(shell.output)
+        said = shell.piped or ""
+    finally:
+        shell.output, shell.piped = kept, given
+    known = status is not None and shell.as_tested(said) == said
+    if kept is not None and known:
+        kept.append(said)
+    elif kept is not None:
         what = f"{source(node)} of line {shell.line(node)} is the output of a program, and reading a script runs none"
         last = source(node.named_children[-1]).split()
         fix = "write its value into the script, or set the key behind the script: KEY=VALUE"
         kept.append(shell.hole(what, fix, program=name_of_program(last[0] if last else "")))
-    return None
+    return status if known else None
 
 
 def _test(shell: Shell, node: Node) -> Truth:

@@ -39,12 +39,8 @@ TABLES = Tables(
         "code",
     ),
 )
-# Numbers of forks: rllm, Skywork-OR1, One-Shot-RLVR, TTRL (n_val, val_temperature), Search-R1 (n_agent)
-WORDS_OF_FORKS = {
-    "actor_rollout_ref.rollout.n_val": "actor_rollout_ref.rollout.val_kwargs.n",
-    "actor_rollout_ref.rollout.val_temperature": "actor_rollout_ref.rollout.val_kwargs.temperature",
-    "actor_rollout_ref.rollout.n_agent": "actor_rollout_ref.rollout.n",
-}
+# A number of a fork: Search-R1
+WORDS_OF_FORKS = {"actor_rollout_ref.rollout.n_agent": "actor_rollout_ref.rollout.n"}
 # legacy_reward_impl.yaml of 0.7 and later
 EMPTIED = frozenset(
     {

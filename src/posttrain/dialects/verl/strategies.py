@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MEGATRON = "megatron"
+MINDSPEED = "mindspeed"  # a subclass of verl's engine of Megatron for Ascend devices
 SHARDED = ("fsdp", "fsdp2")
 SHARDED_TEXT = "the strategies fsdp and fsdp2"
 VEOMNI, TORCHTITAN, TURBO = "veomni", "torchtitan", "fsdp_turbo"

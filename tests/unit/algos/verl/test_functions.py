@@ -128,6 +128,53 @@ def test_an_estimator_sees_the_valid_rows_alone(file: str) -> None:
     assert torch.equal(advantages, expected) and torch.equal(returns, expected)
 
 
+COLUMNS = """
+import numpy as np
+import torch
+
+
+def compute_by_domain_advantage(token_level_rewards, response_mask, index, domains: np.ndarray[str], ages):
+    scores = token_level_rewards.sum(dim=-1)
+    known = {"sums": 1.0, "words": 2.0}
+    factors = torch.tensor([known[domain] + age for domain, age in zip(domains, ages)])
+    advantages = (scores * factors).unsqueeze(-1) * response_mask
+    return advantages, advantages
+
+
+def compute_lost_advantage(token_level_rewards, response_mask, certainty: torch.Tensor):
+    return certainty, certainty
+"""
+TRAINER = """
+def compute_advantage(data, adv_estimator):
+    if adv_estimator == "by_domain":
+        found = data.non_tensor_batch["dataset"]
+        advantages, returns = core_algos.compute_by_domain_advantage(
+            token_level_rewards=data.batch["token_level_rewards"], domains=found, ages=data.non_tensor_batch.get("age", [])
+        )
+    else:
+        core_algos.compute_lost_advantage(token_level_rewards=1, certainty=data.batch["certainty"])
+"""
+
+
+def test_columns_that_a_forks_trainer_hands_over_are_inputs(tmp_path: Path) -> None:
+    (tmp_path / "core_algos.py").write_text(COLUMNS)
+    file = str(tmp_path / "core_algos.py")
+    without = ADVANTAGES.written_for_verl("by_domain", file)
+    assert without is not None and without.unknown == ["domains"] and without.settings["ages"].required
+    (tmp_path / "ray_trainer.py").write_text(TRAINER)
+    found = ADVANTAGES.written_for_verl("by_domain", file)
+    assert found is not None and not found.unknown and not found.settings and found.columns == ["dataset", "age"]
+    lost = ADVANTAGES.written_for_verl("lost", file)
+    assert lost is not None and lost.unknown == ["certainty"]
+    rewards = torch.where(MASK & (MASK.cumsum(1) == 1), torch.tensor([[1.0], [2.0], [3.0], [4.0]]), 0.0)
+    given = {"token_rewards": rewards, "response_mask": MASK, "group_index": torch.tensor([0, 0, 0, 1])}
+    given |= {"column:dataset": ("sums", "words", "nobody's", "words"), "column:age": (0, 3, 9, 1)}
+    given["valid"] = torch.tensor([True, True, False, True])  # the third row is not shown, whose domain has no factor
+    advantages, _ = ADVANTAGES.get("by_domain", file)(*(given[name] for name in found.our_inputs))
+    # 1 x (1 + 0), 2 x (2 + 3), nothing, 4 x (2 + 1)
+    assert advantages[:, 0].tolist() == [1, 10, 0, 12] and not advantages[~MASK].any()
+
+
 def test_statistics_of_verl_are_there(file: str) -> None:
     rewards = torch.where(MASK & (MASK.cumsum(1) == 1), torch.tensor([[1.0], [2.0], [3.0], [4.0]]), 0.0)
     advantages, returns = ADVANTAGES.get("whitened", file)(

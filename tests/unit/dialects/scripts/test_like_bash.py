@@ -62,6 +62,18 @@ SAME = [
     "X={a:1,b:2}\nset -- k=$X {1,2}$X\nN=$#$1$3",
     "X='{1..3}'\nset -- $X y{1..3}\nN=$#$1",
     "A=(a=1 'b=[1, 2]')\nN=\"${A[@]:1}\"",
+    "X=0.2_0.28_c\nN=$(echo $X | cut -d'_' -f2)$(echo $X | cut -d_ -f 1,3)$(echo $X | cut -c2-4)$(echo $X | cut -d. -f2-)",
+    "N=$(echo Qwen/Qwen2.5-7B | tr '/' '_' | tr '[:upper:]' '[:lower:]')$(echo a1b2 | tr -d 0-9)$(echo abc | tr a-c x)",
+    "N=$(echo a/b/c | sed 's/\\//_/g')$(echo a.b.c | sed 's|\\.|+|')$(echo 'x+y' | sed 's/+/p/')$(echo aab | sed -E 's/a+/c/')",
+    "N=$(echo 'one two  three' | awk '{print $2}')$(echo a:b | awk -F: '{print $NF}')$(echo a b | awk '{ print $5 }')",
+    "N=$(printf '%s' 1,2,3 | tr ',' '\\n' | wc -l)$(echo a b c | wc -w)$(seq 5 | tail -1)$(seq 5 | head -n 2 | xargs)",
+    'X=0.0\nif (( $(echo "$X == 0" | bc -l) )); then N=zero; else N=more; fi\nN=$N$(echo "1.5 > 2" | bc)',
+    "N=$(echo '7 / 2 + 3 * 4' | bc)$(bc <<< '2 * (3 + 4)')$(echo '6/2' | bc -l)$(echo 'scale=2; 6/4*2' | bc)",
+    "N=$(awk \"BEGIN {print 3 * 8}\")$(awk 'BEGIN{printf \"%d\", 7/2}')$(awk 'BEGIN {print 1/3}')$(awk 'BEGIN{print 2.50}')",
+    "if echo Qwen-VL | grep -q 'VL'; then N=a; else N=b; fi\nif echo Qwen | grep -qi vl; then N=${N}c; else N=${N}d; fi",
+    "echo a | grep -qE 'a|b' && N=1\necho 'c' | grep -q 'a|b' || N=${N}2",
+    'N=$(cut -d= -f2 <<< a=b)$(echo x | cat)$(tr a b <<< "$(echo aa)")',
+    "N=$(( $(echo 3 | tr 3 4) * 2 + $(seq 2 | wc -l) ))",
 ]
 # What only running something tells: an error, never another value.
 UNKNOWN = [
@@ -76,6 +88,11 @@ UNKNOWN = [
     "for i in {1..3000}; do N=$i; done",
     "N=1\nif grep -q x /etc/hostname; then N=2; fi",
     "N=$((U + $(wc -l < /dev/null)))",
+    "N=$(echo 7/3 | bc -l)",
+    "N=$(echo abc | sed -n 's/b/x/p')",
+    "N=$(echo abc | rev)",
+    "if hostname | grep -q x; then N=1; fi",
+    "N=$(cat missing.txt | cut -c1)",
 ]
 
 

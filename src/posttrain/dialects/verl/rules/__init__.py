@@ -41,8 +41,9 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= renamed | step
     scoring, scorer = reward(keys, places, judge)
     loss = algorithm.loss(keys)
-    fields |= scoring | loss | kl
-    fields |= algorithm.estimator(keys)
+    estimator = algorithm.estimator(keys)
+    read_by_own = [*scoring.get("data.extra_columns", []), *estimator.pop("data.extra_columns", [])]
+    fields |= scoring | loss | kl | estimator
     fields |= algorithm.resampling(keys)
     fields |= algorithm.terms(keys, scorer)
     fields |= algorithm.group_filter(keys, scorer)
@@ -58,10 +59,9 @@ def rules(keys: Reader) -> dict[str, Any]:
         fields |= lora(keys, "critic.model", "critic")
     fields |= sampling(keys)
     fields |= records.data(keys)
-    read_by_manager = fields.get("data.extra_columns", [])
     fields |= turns(keys)
-    if read_by_manager:
-        columns = [*fields["data.extra_columns"], *read_by_manager]
+    if read_by_own:
+        columns = [*fields.get("data.extra_columns", []), *read_by_own]
         fields["data.extra_columns"] = list(dict.fromkeys(columns))
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)

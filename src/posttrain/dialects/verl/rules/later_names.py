@@ -7,10 +7,13 @@ from typing import Any
 from posttrain.dialects.ledger import ABSENT
 from posttrain.dialects.reader import Reader, same
 from posttrain.dialects.verl.rules.look import get
-from posttrain.dialects.verl.rules.names import ACTOR
+from posttrain.dialects.verl.rules.names import ACTOR, REF
+from posttrain.dialects.verl.strategies import MEGATRON, MINDSPEED
 
 _ONE_TEACHER = "distillation.teacher_model"
+_MIGRATED = "reward."  # verl replaces what its own files hold here by what is written under the earlier names
 _ITS_DEVICES = ("enable_resource_pool", "n_gpus_per_node", "nnodes")
+_ONLY_MINDSPEEDS = ("strategy", "mcore_kwargs", "llm_kwargs", "fsdp_kwargs", "mm_kwargs", "_target_")
 # Sections that hold a role's ulysses_sequence_parallel_size besides the role itself, whose own counts where it is above 1.
 _ULYSSES = ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", "critic.model.fsdp_config"), ("critic", "critic.fsdp"))
 
@@ -28,7 +31,7 @@ def read_later_names(keys: Reader) -> dict[str, Any]:
         default = keys.ledger.by_name[row.same_as].default if row.same_as in keys.ledger.by_name else ABSENT
         repeated = [name for name in (row.name, row.same_as) if keys.in_file(name) and same(keys[name], default)]
         if keys.written(row.same_as) and keys[row.same_as] != value and row.same_as not in repeated:
-            if row.name in repeated:
+            if row.name in repeated or (row.name.startswith(_MIGRATED) and keys.in_file(row.name)):
                 continue
             what = f"{row.name} is the later name of {row.same_as}, and they are {value} and {keys[row.same_as]}"
             keys.problem(what, key=row.name, fix="keep one of them")
@@ -67,9 +70,16 @@ def _read_one_teacher(keys: Reader) -> None:
 
 
 def _read_model_engine(keys: Reader) -> None:
-    """Let the strategies that are not written be those of ``model_engine``."""
+    """Let the strategies that are not written be those of ``model_engine``, and MindSpeed's settings those of Megatron."""
     engine = get(keys, "model_engine", "dp")
     if engine != "dp":
         for section in (ACTOR, "critic"):
             if not keys.written(f"{section}.strategy"):
                 keys.put(f"{section}.strategy", engine)
+    for section in (ACTOR, "critic"):
+        if keys[f"{section}.strategy"] == MINDSPEED:
+            keys.put(f"{section}.strategy", MEGATRON)
+    for section in (ACTOR, REF, "critic"):
+        for name, value in keys.section(f"{section}.{MINDSPEED}").items():
+            if name not in _ONLY_MINDSPEEDS:
+                keys.put(f"{section}.{MEGATRON}.{name}", value)

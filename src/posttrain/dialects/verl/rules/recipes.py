@@ -1,4 +1,4 @@
-"""verl's recipes that sample on devices of their own: fully_async_policy and one_step_off_policy."""
+"""verl's recipes that sample ahead: fully_async_policy and one_step_off_policy on devices of their own, partial_rollout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ _CORRECTION = "algorithm.rollout_correction"
 
 
 def is_fully_async(keys: Reader) -> bool:
-    return keys.written(ASYNC)
+    return keys.written(ASYNC) and not is_partial_rollout(keys)
+
+
+def is_partial_rollout(keys: Reader) -> bool:
+    """Tell whether the recipe partial_rollout is meant, which has one key of the section alone and the policy's own devices."""
+    alone = list(keys.section(ASYNC)) == ["partial_rollout"]
+    return alone and get(keys, HYBRID, True) is not False and not has_own_devices(keys)
 
 
 def has_own_devices(keys: Reader) -> bool:
@@ -58,9 +64,22 @@ def set_step(keys: Reader) -> None:
 
 def recipe(keys: Reader) -> dict[str, Any]:
     """Return the fields of a recipe, which replace those of other keys; empty without one."""
+    if is_partial_rollout(keys):
+        return _partial_rollout(keys)
     if is_fully_async(keys):
         return _fully_async(keys)
     return _one_step_off(keys) if has_own_devices(keys) else {}
+
+
+def _partial_rollout(keys: Reader) -> dict[str, Any]:
+    """Return the fields of a synchronous loop whose longest responses continue in the next step."""
+    if not get(keys, f"{ASYNC}.partial_rollout"):
+        return {}
+    keys.warn(
+        f"{ASYNC}.partial_rollout: responses that are not complete at the end of a step continue in the next, which trains them "
+        "(asynchronous.max_staleness_steps is 1; the recipe has no bound)"
+    )
+    return {"asynchronous.mode": "colocate", "asynchronous.max_staleness_steps": 1} | corrected(keys)
 
 
 def _one_step_off(keys: Reader) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from posttrain.dialects.verl.rules.names import MODEL, ROLLOUT
 
 # Sections that say whose responses are kept, the later ones first.
 _SPLITS = ("tensor_parallel_size", "tp_size")  # verl gives a sampler so many devices as its own key says
+_N_VAL, _VAL_TEMPERATURE = f"{ROLLOUT}.n_val", f"{ROLLOUT}.val_temperature"  # of forks
 _SKIPS = ("skip.async_rollout", "skip.rollout_tq", "skip.rollout", f"{ROLLOUT}.skip")
 # Arguments of the sampler that verl gives itself. Its servers let engine_kwargs replace them; mode sync has them twice.
 _GIVEN = {
@@ -100,15 +101,29 @@ def concurrency(keys: Reader, section: str, engine: str) -> dict[str, Any]:
 def _validation(keys: Reader) -> dict[str, Any]:
     section = f"{ROLLOUT}.val_kwargs"
     if not get(keys, f"{section}.do_sample", False):
+        if get(keys, _VAL_TEMPERATURE):
+            return {"validation.temperature": keys[_VAL_TEMPERATURE]} | _samples(keys)
         for name in ("temperature", "top_p", "top_k"):
             keys.ignore(f"{section}.{name}", "validation is greedy: val_kwargs.do_sample is false")
-        return {"validation.temperature": 0.0}
+        return {"validation.temperature": 0.0} | _samples(keys)
+    keys.ignore(_VAL_TEMPERATURE, f"{section}.temperature counts")
     fields = {
         "validation.temperature": keys[f"{section}.temperature"],
         "validation.top_p": keys[f"{section}.top_p"],
         "validation.top_k": CONVERTERS["minus_one_is_zero"](keys[f"{section}.top_k"]),
-    }
+    } | _samples(keys)
     return fields | ({"validation.min_p": keys[f"{ROLLOUT}.min_p"]} if keys[f"{ROLLOUT}.min_p"] is not None else {})
+
+
+def _samples(keys: Reader) -> dict[str, Any]:
+    """Return the responses to a prompt of the validation where a fork's key gives them, and verl's own does not."""
+    verls = f"{ROLLOUT}.val_kwargs.n"
+    if get(keys, _N_VAL) is None:
+        return {}
+    if get(keys, verls, 1) != 1:
+        keys.ignore(_N_VAL, f"{verls} counts")
+        return {}
+    return {"validation.samples_per_prompt": keys[_N_VAL]}
 
 
 def _engine_kwargs(keys: Reader, engine: str) -> dict[str, Any]:
