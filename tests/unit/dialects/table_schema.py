@@ -139,7 +139,9 @@ def _use(item: Item, template: Path) -> Iterator[str]:
     for row in rows:
         roles = {role for names in (*row.value.get("in", ()),) for role in names.split()}
         mine = use["as"] in row.value.get("only", [use["as"]]) and row.value["key"] not in use.get("except", ())
-        yield from (row.complain(f"unknown column {column}") for column in row.value if column not in OF_A_ROW)
+        yield from (
+            row.complain(f"unknown column {column}") for column in row.value if column not in (*OF_A_ROW, *OF_AN_ALIAS)
+        )
         if mine and use["as"] in roles | {*row.value.get("for", [use["as"]])}:
             left = set(re.findall(r"<[a-z_]+>", json.dumps([row.value["key"], row.value.get("field", "")]))) - texts
             if left and "ignored" not in use:

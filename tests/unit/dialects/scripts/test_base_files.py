@@ -168,6 +168,21 @@ def test_a_script_in_a_forks_checkout_starts_from_the_forks_own_values(tmp_path:
     assert dropped.keys() == {"data.own_mix", "actor_rollout_ref.actor.own_coef"}
 
 
+def test_arguments_that_a_forks_file_keeps_for_its_own_manager_are_left_out(tmp_path: Path) -> None:
+    """Where the launch chooses one of verl's; what the launch itself sets is reported."""
+    fork = (
+        FORK + "reward_model: {reward_manager: dapo, reward_kwargs: {n_votes_per_prompt: 4, reward_type: majority}}\n"
+    )
+    arguments = in_checkout(tmp_path, fork)
+    loaded = load_request(arguments, None, here=True, skip_files=True)
+    assert loaded.problems == ()
+    section = "reward_model.reward_kwargs"
+    assert {f"{section}.n_votes_per_prompt", f"{section}.reward_type"} <= {one.key for one in loaded.ignored}
+    arguments = in_checkout(tmp_path / "set", fork, f"{RUN} {section}.reward_type=gt")
+    [problem] = load_request(arguments, None, here=True, skip_files=True).problems
+    assert problem.what == "verl's reward manager dapo takes no argument reward_type"
+
+
 def test_an_own_key_of_a_fork_that_the_launch_sets_is_reported(tmp_path: Path) -> None:
     arguments = in_checkout(tmp_path, FORK, f"{RUN} actor_rollout_ref.actor.own_coef=3.0")
     [problem] = load_request(arguments, None, here=True, skip_files=True).problems

@@ -134,9 +134,9 @@ def test_numbers_of_devices_may_be_unknown_with_here(tmp_path: Path) -> None:
 def test_the_output_of_a_program_may_stand_in_a_text_where_files_are_not_opened(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     grpo = f"{CALL}algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True"
-    script.write_text(f"TAG=$(printf '%s' a/b | tr '/' '_')\n{grpo} trainer.experiment_name=run-$TAG-$(/bin/git-x rev)")
+    script.write_text(f"TAG=$(printf '%s' a/b | rev)\n{grpo} trainer.experiment_name=run-$TAG-$(/bin/git-x rev)")
     loaded = load_request([str(script)], None, here=True, skip_files=True)
-    assert not loaded.problems and loaded.config.run.name == "run-output_of_tr-output_of_gitx"
+    assert not loaded.problems and loaded.config.run.name == "run-output_of_rev-output_of_gitx"
     assert any("is the output of a program" in text and "stands for it" in text for text in loaded.warnings)
     with pytest.raises(ConfigError, match="is the output of a program"):
         load_request([str(script)], None, here=True)

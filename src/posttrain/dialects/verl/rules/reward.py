@@ -170,6 +170,11 @@ def _check_arguments(keys: Reader) -> None:
         key = f"{_ARGUMENTS}.{name}"
         if key in dropped:
             continue
+        if keys.of_checkout(key):
+            keys.ignore(
+                key, f"the checkout's own file has it, and verl's manager {_manager(keys)} takes no such argument"
+            )
+            continue
         what = f"verl's reward manager {_manager(keys)} takes no argument {name}"
         keys.problem(what, key=key, fix=f"+{_FUNCTION}.reward_kwargs.{name} gives it to a function of yours")
 
