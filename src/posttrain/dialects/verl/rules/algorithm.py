@@ -132,8 +132,11 @@ def loss(keys: Reader) -> dict[str, Any]:
         name = "ppo_clip" if mode in ("vanilla", "bypass_mode") else mode
     own = settings_of_own(keys, f"{ACTOR}.policy_loss.loss_mode", name)
     fields: dict[str, Any] = {"loss.name": name} | own | _clip(keys, name) | _covariance(keys, name)
-    if name in SEQUENCE_LOSSES and not keys.written(f"{ACTOR}.loss_agg_mode"):
-        return fields | mean_of_responses(keys)
+    if not keys.written(f"{ACTOR}.loss_agg_mode"):
+        if name in SEQUENCE_LOSSES or get(keys, f"{ACTOR}.use_token_level_loss") is False:
+            return fields | mean_of_responses(keys)
+    else:
+        keys.ignore(f"{ACTOR}.use_token_level_loss", "loss_agg_mode counts")
     aggregation = get(keys, f"{ACTOR}.loss_agg_mode", "token-mean")
     fields["loss.aggregation"] = fields["loss.entropy_aggregation"] = AGGREGATIONS[aggregation]
     return fields

@@ -278,9 +278,13 @@ def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
 def _overlong(keys: Reader) -> dict[str, Any]:
     """DAPO's penalty for long responses. Empty without."""
     manager = _manager(keys)
-    places = (f"{_MODEL}.reward_kwargs.overlong_buffer_cfg", f"{_MODEL}.overlong_buffer")
+    places = (
+        f"{_MODEL}.reward_kwargs.overlong_buffer_cfg",
+        f"{_MODEL}.overlong_buffer",
+        f"{_FUNCTION}.overlong_buffer",
+    )
     section = next((place for place in places if get(keys, f"{place}.enable")), None)
-    if manager != "dapo" or section is None:
+    if section is None or (manager != "dapo" and section != places[-1]):
         off = "overlong_buffer.enable is not true" if manager == "dapo" else "read by reward_manager=dapo only"
         for place in places:
             keys.ignore(place, off)
