@@ -1,7 +1,7 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
     python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
-        [--samplers 0] [--light 0] [--critic]
+        [--samplers 0] [--light 0] [--critic] [--kl] [--held 100,500]
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
 --workers 1,8,64 under Ray with so many ranks of the policy, which also sample unless there are --samplers. --light N: all ranks
@@ -32,6 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from held import Held
 from light_ranks import use_light_ranks
 from step import REWARD
 from traffic import Traffic
@@ -43,6 +44,7 @@ PHASES = ("reward", *MODELS, "outside of these", "step", "CPU of the driver")
 BESIDES, USER = "CPU besides rollout and update", "of it in user mode"
 GROWTH = "memory, last tenth of the steps above the second"
 CALLS, POLLS = "calls of workers in a step", "polls of workers in that step"
+HELD = "held"
 START, START_CPU = "start of all workers, s", "CPU of the workers until then, s"
 Size = tuple[int, int]  # samples and ranks
 
@@ -59,6 +61,8 @@ def main() -> None:
     )
     parser.add_argument("--samplers", type=int, default=0, help="samplers on devices of their own, beside the ranks")
     parser.add_argument("--critic", action="store_true", help="PPO: values, and generalised advantages of them")
+    parser.add_argument("--kl", action="store_true", help="a reference, and a KL to it in the reward")
+    parser.add_argument("--held", default="", help="steps before which everything that the driver holds is counted")
     parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
     parser.add_argument("--profile", type=Path, help="a file for the profile of the driver, as cProfile writes it")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of the process of one size
@@ -98,6 +102,14 @@ def tell(found: dict[Size, dict[str, Any]]) -> None:
         return row(f"{name}, MiB (KiB a sample)", lambda each, n: f"{each[name]:.0f} ({1024 * each[name] / n:.2f})")
 
     rows = [spent(name) for name in (*PHASES, BESIDES, USER)] + [mib("memory"), mib(GROWTH)]
+    for number, title in enumerate(Held.TITLES):
+        rows += [
+            row(
+                f"{title}, before step {step}",
+                lambda each, n, step=step, number=number: f"{each[HELD][step][number]:,.0f}",
+            )
+            for step in next(iter(found.values()))[HELD]
+        ]
     if any(workers for _, workers in found):
         rows += [mib("to the driver"), mib("from the driver")]
         rows += [
@@ -144,6 +156,8 @@ def sections_of(samples: int, folder: Path, arguments: argparse.Namespace) -> di
             {"sequences_per_mini_batch": samples // arguments.updates} if arguments.updates > 1 else {}
         )
         sections["advantage"] = {"name": "gae"}
+    if arguments.kl:
+        sections["reward"]["kl"] = {"coef": 0.01}
     workers = int(arguments.workers)
     if workers:
         devices = list(range(workers + arguments.samplers))
@@ -152,7 +166,7 @@ def sections_of(samples: int, folder: Path, arguments: argparse.Namespace) -> di
             sections["policy"]["devices"] = devices[:workers]
             sections["rollout"]["devices"] = devices[workers:]
     if arguments.reward == "gsm8k":
-        sections["reward"] = {"terms": [{"name": "gsm8k"}]}
+        sections["reward"]["terms"] = [{"name": "gsm8k"}]
     return sections
 
 
@@ -181,6 +195,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         time_start(starting)
     before: list[int] = []
     held: list[float] = []  # MiB in memory at the start of each step
+    counted: dict[str, Held] = {}  # by the number of the step that begins
     cpu: list[float] = []  # seconds at the start of each step
     besides: list[Cpu] = []  # the same, without the phases of models
     first, phase = rl_sync.sample_groups, Clock.phase
@@ -200,6 +215,8 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     def begun(*given: Any, **how: Any) -> Any:
         before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         held.append(mib_in_memory())
+        if str(len(held)) in arguments.held.split(","):
+            counted[str(len(held))] = Held.now()
         cpu.append(time.process_time())
         besides.append(Cpu.now().less(in_models))
         traffic.step += 1
@@ -230,6 +247,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         },
         "memory": (peak - before[0]) / 1024,
         GROWTH: growth(held),
+        HELD: counted,
         **({CALLS: traffic.calls, POLLS: traffic.polls, **starting, **traffic.mib()} if workers else {}),
     }
     (folder / "found.json").write_text(json.dumps(found))

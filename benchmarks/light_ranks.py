@@ -1,6 +1,7 @@
 """Ranks without a model, so that a machine can hold many: processes of Ray that load no torch and answer as ranks of a policy do
-that also samples. The first rank of a run is a real one (null_engines.py) and has the whole batch; the others sample like it,
-read no batch and report nothing. Several can be in one process, where memory asks for it."""
+that also samples, or as samplers on devices of their own. The first rank of a run is a real one (null_engines.py) and has the
+whole batch; the others sample like it, read no batch, take weights without a look and report nothing. Several can be in one
+process, where memory asks for it; one that is started again has a process of its own."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from null_samples import NullSamples
+from null_samples import NullSamples, NullStream
 from numpy.typing import NDArray
 
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups, Worker
+from posttrain.interfaces.rollout_engine import OnTokens, Served
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
+from posttrain.steps.seat import StreamSeat
 
 # Columns of the tables that ranks make of their rows (steps.measure, algos.statistics, run.samples)
 COLUMNS = {
@@ -30,13 +33,16 @@ COLUMNS = {
 
 
 class LightRoles:
-    """The methods of worker_roles.WorkerRoles that a step calls."""
+    """The methods of worker_roles.WorkerRoles, its sender and its taker that a step calls. Args: trains, beside the policy."""
 
-    def __init__(self, outbox: Outbox):
+    def __init__(self, outbox: Outbox, trains: bool):
         from posttrain.backends.runtime.ray.cluster import store
 
         self.outbox, self._updates = outbox, 0
-        outbox.keep = store
+        self.sender = self.taker = self
+        self.seat = StreamSeat(self, resumes=True)
+        if trains:
+            outbox.keep = store
 
     def notes(self) -> list[str]:
         return []
@@ -58,14 +64,22 @@ class LightRoles:
     def nothing(self, *asked: Any) -> None:
         """Report nothing: a real rank would give the places of the rows that it computed."""
 
-    score = update = model_call = nothing
+    score = update = model_call = begin = next_bucket = take_bucket = finish = nothing
+
+    def serve(self, sent: Served) -> Served:
+        """Answer as a sampler that has taken what was sent."""
+        self._updates = sent.version
+        return sent
+
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> NullStream:
+        return NullStream(self._updates, on_tokens)
 
     def rows_of(self, rows: int, columns: int) -> NDArray[np.float64]:
         return np.zeros((rows, columns))
 
 
-def start_light_roles(outbox: Outbox) -> LightRoles:
-    return LightRoles(outbox)
+def start_light_roles(outbox: Outbox, trains: bool) -> LightRoles:
+    return LightRoles(outbox, trains)
 
 
 class LightProcess:
@@ -112,30 +126,34 @@ def use_light_ranks(per_process: int) -> None:
     import ray
 
     from posttrain.backends.runtime.ray import cluster as module
-    from posttrain.backends.runtime.ray import worker_group
+    from posttrain.backends.runtime.ray import sync, worker_group
     from posttrain.backends.runtime.ray.cluster import Cluster
     from posttrain.backends.runtime.ray.shelf import Shelf
 
     spawn, call, kill, place = Cluster.spawn, Cluster.call, Cluster.kill, Shelf.place
-    names: list[str] = []  # of ranks that were started
+    names: set[str] = set()  # of ranks that were started
     processes: list[Any] = []
     rows: dict[bytes, int] = {}  # of the tensors behind a record, by the name of its promise
     module.CALLS_AT_A_TIME *= per_process
 
     def light_spawn(cluster: Any, kind: type, arguments: Sequence[Any], **how: Any) -> Any:
         name, *node = arguments
-        names.append(name)
-        if len(names) == 1:
+        if not names:
+            names.add(name)
             return spawn(cluster, kind, arguments, **how)
-        if (len(names) - 2) % per_process == 0:
+        if name in names:
+            return LightHandle(spawn(cluster, LightProcess, node, **how), name)
+        if (len(names) - 1) % per_process == 0:
             processes.append(spawn(cluster, LightProcess, node, **how))
+        names.add(name)
         return LightHandle(processes[-1], name)
 
     def light_call(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
         if method == "begin":
-            if isinstance(handle, LightHandle):
-                return call(cluster, handle, method, "light_ranks:start_light_roles")
             start, assignment = arguments
+            if isinstance(handle, LightHandle):
+                trains = "policy" in assignment.roles
+                return call(cluster, handle, method, "light_ranks:start_light_roles", trains)
             return call(cluster, handle, method, start, replace(assignment, ranks=1, meeting=None))
         if isinstance(handle, LightHandle) and method == "call":
             name, wanted, *given = arguments
@@ -156,6 +174,12 @@ def use_light_ranks(per_process: int) -> None:
             rows[found.record.binary()] = len(value[0])
         return found
 
+    all_serve = sync._all_serve
+
+    def light_serve(trainers: Any, samplers: Any, announced: Served, *how: Any) -> Served:
+        return all_serve(trainers, samplers, announced, "taker.serve", announced)
+
+    sync._all_serve = light_serve
     whole_of = worker_group.whole_of
 
     def of_some(answers: Sequence[Any]) -> Any:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from null_samples import LOGPROB, VALUE, NullSamples
+from null_samples import LOGPROB, REFERENCE_LOGPROB, VALUE, NullSamples, NullStream
 from torch import Tensor
 
 from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.policy import PolicyModel
 from posttrain.backends.torch_training.ranks import RanksSharding
-from posttrain.backends.torch_training.scoring import over_rows
+from posttrain.backends.torch_training.scoring import LogprobScorer, over_rows
 from posttrain.config import TrainingConfig
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
 from posttrain.plan.engine import EnginePlan
@@ -28,7 +28,7 @@ from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
 from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES, TRAIN_ENGINES, VALUE_ENGINES
 
 
-@ROLLOUT_ENGINES.register("null", shares_weights=True, reads_options=False)
+@ROLLOUT_ENGINES.register("null", shares_weights=True, reads_options=False, resumes_responses=True)
 class NullSampler:
     """Responses of 1 to max_response_tokens tokens, uniform, the same whenever they are asked for."""
 
@@ -44,8 +44,8 @@ class NullSampler:
     def weights_changed(self, version: int) -> None:
         self._version = version
 
-    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> Any:
-        raise RuntimeError("the null engine samples whole batches")
+    def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> NullStream:
+        return NullStream(self._version, on_tokens)
 
     def generate(
         self,
@@ -68,10 +68,9 @@ class NullSampler:
 
 @ENGINE_PLANS.register("null")
 class NullPlan(EnginePlan):
-    """Every rank has the whole model, and takes a share of the rows."""
+    """Every rank takes a share of the rows, as one does that has a part of the model."""
 
     shares_out = True
-    keeps_whole = True
 
 
 class NullSharding(RanksSharding):
@@ -82,9 +81,21 @@ class NullSharding(RanksSharding):
         return cls(device_type, compute_dtype=compute_dtype, sequence=sequence)
 
 
+class NullReference(LogprobScorer):
+    """A reference whose log-probs are made, and are not the policy's."""
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Tensor:
+        def of(rows: list[int]) -> Tensor:
+            return batch.rows(rows).response_mask[: len(rows)] * REFERENCE_LOGPROB
+
+        return over_rows(batch, self.cutter, self.sharding, of)
+
+
 @TRAIN_ENGINES.register("null")
 class NullPolicy(PolicyModel):
     """A policy of the model's weights, with log-probs that are made, and a gradient of 0."""
+
+    scorer = NullReference
 
     @staticmethod
     def sharding_of(

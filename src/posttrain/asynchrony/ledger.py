@@ -18,13 +18,14 @@ Time is counted in steps. The ledger reads no clock, so a schedule is a function
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from posttrain.asynchrony.pending import Entry, PendingGroups
 from posttrain.config.asynchronous import groups_in
 from posttrain.errors import RunStopped
 
@@ -68,19 +69,6 @@ class Bounds:
         return (steps - 1) * groups + last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A group that was admitted and is neither trained, filtered nor dropped."""
-
-    serial: int  # its place in the order of admission, from 0
-    prompt_id: str
-    draw: int  # number of the loader's batch that its prompt came with, from 1
-    attempt: int = 0  # 1 where it replaces a group that was dropped
-    started: int  # steps trained when the weights were made that the samplers had at its admission
-    admitted: int = 0  # steps trained at its admission
-    domain: str = ""
-
-
 class Ledger:
     """The groups of a run, from admission to training; each is trained, filtered or dropped once.
 
@@ -94,9 +82,10 @@ class Ledger:
         self.admitted = self.trained = self.filtered = self.dropped = 0  # groups
         self.record = record
         self._pending: dict[int, Entry] = {}  # by serial
-        self._held = Counter[str]()  # of these, by domain
         self._finished: set[int] = set()
+        self._of = self._by_domain()
         self._missing = dict(bounds.shares)  # groups that the step under way still needs, by domain
+        self._awaited: Sequence[Entry] | None = []  # None: not found since something has changed
 
     @property
     def pending(self) -> Sequence[Entry]:
@@ -123,7 +112,7 @@ class Ledger:
         room = 0
         for name in bounds.shares if domain is None else [domain]:
             ahead = bounds.within(reach, name) if left >= reach else left * bounds.shares[name]
-            room += max(self._missing[name] + ahead - self._held[name], 0)
+            room += max(self._missing[name] + ahead - len(self._of[name]), 0)
         if bounds.max_running is not None:
             room = min(room, bounds.max_running - (len(self._pending) - len(self._finished)))
         return max(room, 0)
@@ -131,7 +120,7 @@ class Ledger:
     @property
     def lacks(self) -> bool:
         """True while fewer groups are pending, of all or of a domain, than the step under way still needs."""
-        return any(self._held[name] < missing for name, missing in self._missing.items())
+        return any(len(self._of[name]) < missing for name, missing in self._missing.items())
 
     def admit(
         self,
@@ -160,7 +149,8 @@ class Ledger:
             domain=domain,
         )
         self._pending[entry.serial] = entry
-        self._held[domain] += 1
+        self._of[domain].add(entry)
+        self._awaited = None
         self.admitted += 1
         self._note_admission(entry)
         return entry
@@ -177,14 +167,17 @@ class Ledger:
         """All responses of a group have ended."""
         if serial not in self._pending or serial in self._finished:
             raise ValueError(f"group {serial} is not being sampled")
+        entry = self._pending[serial]
         self._finished.add(serial)
-        self._note("finished", self._pending[serial])
+        self._of[entry.domain].finish(serial)
+        self._awaited = None
+        self._note("finished", entry)
 
     def choice(self) -> Sequence[Entry] | None:
         """The groups that the step under way takes next, oldest first; None while it has to wait for more."""
         oldest: list[int] = []
         for name, missing in self._missing.items():
-            found = self._finished_of(name)[:missing]
+            found = self._of[name].finished[:missing]
             if len(found) < missing:
                 return None
             oldest += found
@@ -197,25 +190,21 @@ class Ledger:
         oldest first. Empty with ``drop``, and of a domain where finished groups are missing altogether."""
         if self.bounds.on_stale == "drop":
             return []
-        found = [entry for name in self._missing for entry in self._awaited_of(name)]
-        return sorted(found, key=lambda entry: entry.serial)
+        if self._awaited is None:
+            found = [entry for name in self._missing for entry in self._awaited_of(name)]
+            self._awaited = sorted(found, key=lambda entry: entry.serial)
+        return self._awaited
 
     def _awaited_of(self, domain: str) -> Sequence[Entry]:
-        finished, missing = self._finished_of(domain), self._missing[domain]
-        if len(finished) < missing:
+        groups, missing = self._of[domain], self._missing[domain]
+        if len(groups.finished) < missing:
             return []
-        taken, own = finished[:missing], [each for each in self._pending.values() if each.domain == domain]
         for ahead in range(self.bounds.staleness + 1):
             due = self.steps - self.bounds.staleness + ahead  # a group started then is due after ``ahead`` more steps
-            must = [entry for entry in own if entry.started <= due]
-            within = sum(self._pending[serial].started <= due for serial in taken)
-            if len(must) - within > self.bounds.within(ahead, domain):
-                return [entry for entry in must if entry.serial not in self._finished]
+            left = groups.due_by(due) - groups.oldest_due_by(due, missing)
+            if left > self.bounds.within(ahead, domain):
+                return groups.running_due_by(due)
         return []
-
-    def _finished_of(self, domain: str) -> list[int]:
-        """The finished groups of a domain, oldest first."""
-        return [serial for serial in sorted(self._finished) if self._pending[serial].domain == domain]
 
     def take(
         self,
@@ -236,7 +225,6 @@ class Ledger:
                 raise ValueError(
                     f"group {entry.serial} is {staleness} steps old, and the bound is {self.bounds.staleness}"
                 )
-            self._finished.remove(entry.serial)
             self._remove(entry)
             if entry.serial in kept:
                 self.trained += 1
@@ -248,6 +236,7 @@ class Ledger:
                 self._note("filtered", entry, staleness=staleness)
         if wanting is not None:
             self._missing = {name: count if name in wanting else 0 for name, count in self._missing.items()}
+        self._awaited = None
 
     @property
     def outdated(self) -> Sequence[Entry]:
@@ -262,11 +251,10 @@ class Ledger:
             raise ValueError(f"group {gone[0].serial} was not trained in time")
         for entry in gone:
             self._remove(entry)
-            self._finished.discard(entry.serial)
             self._note("dropped", entry)
         self.dropped += len(gone)
         self.steps += 1
-        self._missing = dict(self.bounds.shares)
+        self._missing, self._awaited = dict(self.bounds.shares), None
         if synced:
             self.sync()
         return gone
@@ -275,11 +263,11 @@ class Ledger:
     def in_the_step_before(self) -> Iterator[None]:
         """A block in which groups are entered as if the last step were still under way, with its weights in the samplers."""
         steps, synced = self.steps, self.synced
-        self.steps, self.synced = steps - 1, steps - 1
+        self.steps, self.synced, self._awaited = steps - 1, steps - 1, None
         try:
             yield
         finally:
-            self.steps, self.synced = steps, synced
+            self.steps, self.synced, self._awaited = steps, synced, None
 
     def sync(self) -> None:
         """The samplers have got the weights of the steps trained so far."""
@@ -305,15 +293,23 @@ class Ledger:
         self.filtered, self.dropped = int(state["filtered"]), int(state["dropped"])
         self._pending = {int(each["serial"]): Entry(**each) for each in state["pending"]}
         self._finished = set(state["finished"])
-        self._held = Counter(entry.domain for entry in self._pending.values())
-        self._missing = dict(self.bounds.shares)
-        if unknown := sorted(self._held.keys() - self._missing.keys()):
+        self._missing, self._awaited = dict(self.bounds.shares), None
+        if unknown := sorted({entry.domain for entry in self._pending.values()} - self._missing.keys()):
             named = f"of the domain {unknown[0]}" if unknown[0] else "of no domain"
             raise RunStopped(
                 f"the checkpoint holds groups {named}, which this run has not; set data.domains back to resume"
             )
+        self._of = self._by_domain()
         for name in self._missing if self.bounds.on_stale == "wait" else ():
             self._check_restored(name)
+
+    def _by_domain(self) -> Mapping[str, PendingGroups]:
+        found = defaultdict[str, PendingGroups](PendingGroups)
+        for entry in self._pending.values():
+            found[entry.domain].add(entry)
+        for serial in self._finished:
+            found[self._pending[serial].domain].finish(serial)
+        return found
 
     def _check_restored(self, domain: str) -> None:
         bounds = self.bounds
@@ -332,10 +328,12 @@ class Ledger:
     def start_after(self, step: int) -> None:
         """Start with no group, after the steps of a synchronous run."""
         self.steps = self.synced = step
+        self._awaited = None
 
     def _remove(self, entry: Entry) -> None:
         del self._pending[entry.serial]
-        self._held[entry.domain] -= 1
+        self._finished.discard(entry.serial)
+        self._of[entry.domain].remove(entry.serial)
 
     def _note_admission(self, entry: Entry) -> None:
         behind = {} if entry.started == entry.admitted else {"started": entry.started}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import Request, Served
-from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
+
+if TYPE_CHECKING:  # a seat needs no torch
+    from posttrain.interfaces.train_engine import TrainEngine
 
 
 class SamplerLost(RunStopped):
@@ -67,6 +69,10 @@ class Seat(Protocol):
         """Forget all requests."""
         ...
 
+    def hurry(self) -> None:
+        """End the turn under way soon, or the next one; called from another thread."""
+        ...
+
 
 class Crew(Protocol):
     """Samplers and the way of the weights to them. For one thread at a time, but for ``publish`` and ``wait_for_joiners``."""
@@ -90,6 +96,10 @@ class Crew(Protocol):
 
     def value(self, member: Any, promise: Any) -> Any:
         """Return the result of a call. Raises: SamplerLost, after which the member is in trouble; what the call raised."""
+        ...
+
+    def hurry(self, member: Any) -> None:
+        """Have a sampler end its turn soon (Seat); returns at once."""
         ...
 
     def drop(self, member: Any) -> None:

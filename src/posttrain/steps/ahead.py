@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-from posttrain.asynchrony.ledger import Entry, Ledger
+from posttrain.asynchrony.ledger import Ledger
 from posttrain.asynchrony.passes import PostScript
+from posttrain.asynchrony.pending import Entry
 from posttrain.asynchrony.script import Round, Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.phase_clock import PhaseClock

@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posttrain.asynchrony.ledger import Entry, Ledger
+from posttrain.asynchrony.ledger import Ledger
 from posttrain.asynchrony.passes import Awaited
+from posttrain.asynchrony.pending import Entry
 from posttrain.asynchrony.script import Script
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Crew
@@ -270,8 +271,7 @@ class Apart:
         self._since = fleet.tokens, fleet.busy_s, now
         self._keep_progress()
         drops = self._groups.end_step(synced=synced)
-        for serial in drops.groups:
-            fleet.cancel_group(serial)
+        fleet.cancel_groups(drops.groups)
         self._epochs = self._loader.epochs
         self._ended = StepEnd(
             drops,

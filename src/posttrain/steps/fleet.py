@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
-from posttrain.asynchrony.passes import Awaited, Passes, PostScript
+from posttrain.asynchrony.passes import Awaited, Passes
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Crew, Order, SamplerLost, Turned
 from posttrain.interfaces.rollout_engine import Request, check_requests
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
+from posttrain.steps.posts import TURN_S, Post, TurnLength, longer
 
-TURN_S = 0.1  # for which a sampler works before it looks for new requests
 MOST_LOSSES = 3  # of samplers in a row by a request that gained no token in between
 MOST_HOMES = 100_000  # conversations whose sampler is remembered; older ones go to any
-
-
-@dataclass(slots=True, eq=False)
-class Post:
-    """A sampler's place in the fleet."""
-
-    number: int  # in the order of joining
-    member: Any
-    passes: int = 0
-    asked: dict[str, Request] = field(default_factory=dict)  # under way there, by sample id
-    new: list[Request] = field(default_factory=list)  # of these, the ones that were not sent yet
-    cancelled: list[str] = field(default_factory=list)
-    turn: Any = None  # promise of a Turned
-    script: PostScript | None = None  # recorded orders that are given again
 
 
 class Fleet:
@@ -60,6 +47,9 @@ class Fleet:
         self._finishes = finishes
         self._crew, self._sampling, self._hear, self._record, self._again = crew, sampling, hear, record, again
         self._posts: list[Post] = []
+        self._at: dict[str, Post] = {}  # by sample id
+        self._length = TurnLength()
+        self._hurried = False  # until the rest is over
         self._joined = 0
         self._pool: dict[str, Request] = {}  # without a sampler
         self._withdrawn: set[str] = set()  # to be cancelled, when recorded orders are given again
@@ -71,7 +61,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------ the stream
 
     def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, [*self._pool, *(name for post in self._posts for name in post.asked)])
+        check_requests(requests, ChainMap[str, Any](self._pool, self._at))
         for request in requests:
             self._pool[request.sample_id] = request
             if request.begun:
@@ -82,27 +72,28 @@ class Fleet:
 
         Raises: RunStopped when a request has lost several samplers without a token in between; what sampling raises.
         """
+        began = time.thread_time()
         self._drop_the_lost()
         if not self.resting:
             self._give_orders()
-        if not self._ended:
-            self._collect(min(timeout_s, TURN_S))
+        turns = 0 if self._ended else self._collect(min(timeout_s, TURN_S))
+        self._length.note(time.thread_time() - began, turns)
         ended, self._ended = self._ended, []
         return ended
 
     def cancel(self, sample_ids: Collection[str]) -> None:
         wanted = set(sample_ids)
-        for name in [each for each in self._pool if each in wanted]:
-            del self._pool[name]
-        for post in self._posts:
-            for name in [each for each in post.asked if each in wanted]:
-                self._withdraw(post, name)
+        for name in dict.fromkeys(sample_ids):
+            self._pool.pop(name, None)
+            if name in self._at:
+                self._withdraw(self._at[name], name)
         self._ended = [each for each in self._ended if each.sample_id not in wanted]
 
-    def cancel_group(self, serial: int) -> None:
-        """Drop the requests of a group's samples."""
-        held = [*self._pool, *(name for post in self._posts for name in post.asked)]
-        self.cancel([name for name in held if name.startswith(f"{serial}/")])
+    def cancel_groups(self, serials: Collection[int]) -> None:
+        """Drop the requests of groups' samples."""
+        gone = {str(serial) for serial in serials}
+        if gone:
+            self.cancel([name for name in (*self._pool, *self._at) if name.partition("/")[0] in gone])
 
     def progress(self) -> list[Unfinished]:
         """The tokens of all unfinished requests, as last reported."""
@@ -126,6 +117,7 @@ class Fleet:
         With ``finishes`` the responses that were sent end first, and no other is sent.
         """
         self._drop_the_lost()
+        self._hurry()
         self._collect(TURN_S / 10)
         self.resting = self._again is None or all(self._may_rest(post) for post in self._posts)
         if self._finishes and self._again is None:
@@ -148,8 +140,17 @@ class Fleet:
                     post.script.follow("rest")
         return True
 
+    def _hurry(self) -> None:
+        """Have turns that would last longer end now; those of a replay end at their passes."""
+        if self._hurried or self._again is not None:
+            return
+        late = [post for post in self._posts if post.turn is not None and not post.member.trouble]
+        for post in late if self._turn_s > TURN_S else ():
+            self._crew.hurry(post.member)
+        self._hurried = True
+
     def go(self) -> None:
-        self.resting = False
+        self.resting = self._hurried = False
 
     def will_take_in(self, awaited: Awaited) -> bool:
         """Tell whether a sampler is still to join before this choice of a step, as in the recorded run. The rest that ends the
@@ -201,11 +202,18 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------ turns
 
+    @property
+    def _turn_s(self) -> float:
+        """Seconds of the next turn of a sampler."""
+        return TURN_S if self._hurried else self._length.of(len(self._posts))
+
     def _give_orders(self, *, new: bool = True) -> None:
         posts = [post for post in self._posts if not post.member.trouble]
         if new and posts and self._again is None:
+            fewest = [(len(post.asked), place) for place, post in enumerate(posts)] if self._pool else []
+            heapq.heapify(fewest)
             for request in self._pool.values():
-                self._give(self._home(request, posts), request)
+                self._give(self._home(request, posts, fewest), request)
             self._pool.clear()
         for post in posts:
             if post.turn is None and (order := self._again_of(post) if self._again else self._order(post, new=new)):
@@ -218,7 +226,7 @@ class Fleet:
             sampling=self._sampling,
             new=tuple(post.new) if new else (),
             cancelled=tuple(post.cancelled),
-            timeout_s=TURN_S,
+            timeout_s=self._turn_s,
         )
         self._note_order(post, order)
         post.cancelled = []
@@ -243,7 +251,7 @@ class Fleet:
         post.new.clear()
         for name in due.cancelled:
             self._withdrawn.discard(name)
-            post.asked.pop(name, None)
+            self._forget(post, name)
         post.script.follow("order")
         order = Order(
             sampling=self._sampling,
@@ -266,14 +274,16 @@ class Fleet:
         due = post.script.due(post.passes)
         return post.turn is None and (post.script.until is None or (due is not None and due.kind == "rest"))
 
-    def _collect(self, timeout_s: float) -> None:
-        """Take in the turns that are over."""
+    def _collect(self, timeout_s: float) -> int:
+        """Take in the turns that are over. Returns: their number."""
         turns = {post.turn: post for post in self._posts if post.turn is not None}
         if not turns:
             time.sleep(min(timeout_s, TURN_S / 10))
-            return
-        for promise in self._crew.ready(list(turns), timeout_s):
+            return 0
+        over = self._crew.ready(list(turns), timeout_s)
+        for promise in over:
             self._take(turns[promise])
+        return len(over)
 
     def _take(self, post: Post) -> None:
         promise, post.turn = post.turn, None
@@ -291,14 +301,20 @@ class Fleet:
                 self._begun[each.sample_id] = longer(self._begun.get(each.sample_id), each)
                 self._losses.pop(each.sample_id, None)
         for one in turned.ended:
-            if post.asked.pop(one.sample_id, None) is not None:
+            if self._forget(post, one.sample_id):
                 self._begun.pop(one.sample_id, None)
                 self._losses.pop(one.sample_id, None)
                 self._ended.append(one)
 
     def _give(self, post: Post, request: Request) -> None:
         post.asked[request.sample_id] = request
+        self._at[request.sample_id] = post
         post.new.append(request)
+
+    def _forget(self, post: Post, name: str) -> bool:
+        """Take a request from a sampler. Returns: True where it had it."""
+        self._at.pop(name, None)
+        return post.asked.pop(name, None) is not None
 
     def _withdraw(self, post: Post, name: str) -> None:
         self._begun.pop(name, None)
@@ -307,14 +323,17 @@ class Fleet:
             return
         sent = name not in {request.sample_id for request in post.new}
         post.new = [request for request in post.new if request.sample_id != name]
-        del post.asked[name]
+        self._forget(post, name)
         if sent:
             post.cancelled.append(name)
 
-    def _home(self, request: Request, posts: Sequence[Post]) -> Post:
+    def _home(self, request: Request, posts: Sequence[Post], fewest: list[tuple[int, int]]) -> Post:
+        """The sampler of a request. Args: fewest, a heap of the requests of each one, which may be more by now, and its place."""
         home = self._homes.pop(request.conversation, None) if request.conversation else None
         if home is None or home not in posts:
-            home = min(posts, key=lambda post: len(post.asked))
+            while (count := len(posts[fewest[0][1]].asked)) != fewest[0][0]:
+                heapq.heapreplace(fewest, (count, fewest[0][1]))
+            home = posts[fewest[0][1]]
         if request.conversation:
             self._homes[request.conversation] = home
             if len(self._homes) > MOST_HOMES:
@@ -349,16 +368,11 @@ class Fleet:
     def _unsend(self) -> None:
         for post in self._posts:
             for request in post.new:
-                self._pool[request.sample_id] = post.asked.pop(request.sample_id)
+                self._forget(post, request.sample_id)
+                self._pool[request.sample_id] = request
             post.new = []
 
     def _return_to_pool(self, post: Post) -> None:
         for name, request in post.asked.items():
+            self._at.pop(name, None)
             self._pool[name] = replace(request, begun=self._begun.get(name, request.begun))
-
-
-def longer(before: Unfinished | None, grown: Unfinished) -> Unfinished:
-    """A response with the tokens that were reported since."""
-    if before is None:
-        return grown
-    return replace(grown, token_ids=(*before.token_ids, *grown.token_ids), logprobs=(*before.logprobs, *grown.logprobs))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algos.statistics import masked_mean, value_fit
-from posttrain.asynchrony.ledger import Entry
+from posttrain.asynchrony.pending import Entry
 from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import TrainBatch, TrainerLogprobs
 from posttrain.records.computed_tensors import of_each_row

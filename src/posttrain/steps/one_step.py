@@ -19,7 +19,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.asynchrony.ledger import Bounds, Ledger
+from posttrain.asynchrony.pending import Entry
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.phase_clock import PhaseClock

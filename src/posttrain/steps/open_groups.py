@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posttrain.asynchrony.ledger import Bounds, Entry, Ledger
+from posttrain.asynchrony.ledger import Bounds, Ledger
+from posttrain.asynchrony.pending import Entry
 from posttrain.asynchrony.script import Admission
 from posttrain.errors import RunStopped
 from posttrain.interfaces.loader import PromptLoader

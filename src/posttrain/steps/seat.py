@@ -10,6 +10,8 @@ from posttrain.interfaces.crew import Order, Turned
 from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream, TurnSampler
 from posttrain.records.trajectories import Trajectory, Unfinished
 
+LOOK_S = 0.1  # in a turn, between two looks for a call of ``hurry``
+
 
 class StreamSeat:
     """See interfaces.crew.Seat. Its stream is opened by a turn and closed by a rest, so that the engine is free in between.
@@ -25,6 +27,7 @@ class StreamSeat:
         self._reported: dict[str, int] = {}  # tokens of each that were reported
         self._earlier = 0  # passes of closed streams
         self._tokens = 0  # of this turn
+        self._hurried = False
 
     def turn(self, order: Order) -> Turned:
         """Take new and cancelled requests, then sample until the time or the passes are over, or nothing is left to do."""
@@ -42,12 +45,13 @@ class StreamSeat:
         ended: list[Trajectory] = []
         while self._requests and self._left(order) != 0:
             left_s = max(began + order.timeout_s - time.monotonic(), 0.0)
-            found = self._wait(left_s, self._left(order))
+            found = self._wait(min(left_s, LOOK_S), self._left(order))
             for one in found:
                 self._forget(one.sample_id)
             ended += found
-            if time.monotonic() - began >= order.timeout_s:
+            if self._hurried or time.monotonic() - began >= order.timeout_s:
                 break
+        self._hurried = False
         return Turned(
             begun=begun,
             passes=self._passes,
@@ -77,6 +81,10 @@ class StreamSeat:
         self._reported.clear()
         self._close()
         self._earlier = 0
+
+    def hurry(self) -> None:
+        """See interfaces.crew.Seat."""
+        self._hurried = True
 
     def _opened(self, order: Order) -> RequestStream:
         if self._stream is None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.asynchrony.ledger import Bounds, Entry, Event, Ledger
+from posttrain.asynchrony.ledger import Bounds, Event, Ledger
+from posttrain.asynchrony.pending import Entry
 from posttrain.errors import RunStopped
 
 
@@ -514,3 +515,52 @@ def test_a_million_events() -> None:
         )
         simulation.run()
         events += simulation.events
+
+
+def awaited_by_looking_at_all(ledger: Ledger, missing: dict[str, int]) -> list[int]:
+    """The rule as the module states it: for every due step, groups due by it that the step under way does not take."""
+    bounds, running = ledger.bounds, {entry.serial for entry in ledger.running}
+    found = []
+    for domain, wanted in missing.items():
+        own = [entry for entry in ledger.pending if entry.domain == domain]
+        finished = [entry for entry in own if entry.serial not in running]
+        if len(finished) < wanted:
+            continue
+        for ahead in range(bounds.staleness + 1):
+            due = ledger.steps - bounds.staleness + ahead
+            must = [entry for entry in own if entry.started <= due]
+            within = sum(entry.started <= due for entry in finished[:wanted])
+            if len(must) - within > bounds.within(ahead, domain):
+                found += [entry.serial for entry in must if entry.serial in running]
+                break
+    return sorted(found)
+
+
+@pytest.mark.parametrize("domains", [{}, {"a": 2, "b": 1}], ids=["alike", "domains"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["admitted", "admitted again"])
+def test_groups_that_a_step_waits_for_are_those_of_the_rule(domains: dict[str, int], recorded: bool) -> None:
+    """Random schedules, also of a replay, which may admit older groups after newer ones."""
+    draw, waits = random.Random(len(domains) + recorded), 0
+    for _ in range(40):
+        ledger = Ledger(Bounds(groups_per_step=3, staleness=draw.randint(0, 3), total_steps=30, domains=domains))
+        missing = dict(ledger.bounds.shares)
+        for _ in range(120):
+            domain = draw.choice(list(missing))
+            if ledger.room(domain):
+                oldest = max(ledger.steps - ledger.bounds.staleness, 0)
+                started = draw.randint(oldest, ledger.synced) if recorded and ledger.synced >= oldest else None
+                ledger.admit("p", 1, domain=domain, check=False, started=started)
+            if ledger.running and draw.random() < 0.7:
+                ledger.finish(draw.choice([entry.serial for entry in ledger.running]))
+            assert [entry.serial for entry in ledger.awaited()] == awaited_by_looking_at_all(ledger, missing)
+            waits += bool(ledger.awaited())
+            if chosen := ledger.choice():
+                kept = [entry.serial for entry in chosen if draw.random() < 0.8]
+                ledger.take(chosen, kept)
+                for entry in chosen:
+                    missing[entry.domain] -= entry.serial in kept
+                assert [entry.serial for entry in ledger.awaited()] == awaited_by_looking_at_all(ledger, missing)
+            if not any(missing.values()) and not (ledger.outdated and ledger.bounds.on_stale == "wait"):
+                ledger.end_step(synced=draw.random() < 0.7)
+                missing = dict(ledger.bounds.shares)
+    assert waits > 50

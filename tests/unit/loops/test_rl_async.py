@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from posttrain.asynchrony.ledger import Bounds, Entry
+from posttrain.asynchrony.ledger import Bounds
+from posttrain.asynchrony.pending import Entry
 from posttrain.loops.rl_async import at_bound
 
 

@@ -19,6 +19,7 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 from posttrain.steps import fleet as fleet_module
 from posttrain.steps.fleet import MOST_LOSSES, Fleet
 from posttrain.steps.own_thread import OwnThread
+from posttrain.steps.posts import TurnLength
 
 LENGTH = 3  # tokens of every response
 
@@ -31,6 +32,7 @@ class Sampler:
         self.trouble: str | None = None
         self.requests: dict[str, list[int]] = {}
         self.orders: list[Order] = []
+        self.hurried = 0
 
     def turn(self, order: Order) -> Turned:
         self.orders.append(order)
@@ -89,6 +91,9 @@ class Crew:
         if member.trouble:
             raise SamplerLost(f"{member.name} {member.trouble}")
         return promise()
+
+    def hurry(self, member: Sampler) -> None:
+        member.hurried += 1
 
     def drop(self, member: Sampler) -> None:
         self.all.remove(member)
@@ -204,7 +209,7 @@ def test_a_group_that_is_dropped_leaves_its_sampler() -> None:
     fleet, _ = fleet_of(crew)
     fleet.submit(requests("1/0", "11/0"))
     fleet.wait(1.0)
-    fleet.cancel_group(1)
+    fleet.cancel_groups([1])
     ended = [one.sample_id for _ in range(LENGTH) for one in fleet.wait(1.0)]
     assert ended == ["11/0"] and crew.all[0].orders[1].cancelled == ("1/0",)
 
@@ -258,3 +263,45 @@ class TestOwnThread:
         with pytest.raises(RunStopped, match=r"did not come to rest within 0.1 s: sampler 1 \(3\)"):
             thread.pause(lambda: False, lambda: "sampler 1 (3)")
         thread.stop()
+
+
+def test_turns_of_many_samplers_are_longer_and_end_early_for_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that costs the driver 2 ms: of 4 samplers 4 x 2 / 0.2 = 40 ms, so 0.1 s; of 64 samplers 0.64 s."""
+    length = TurnLength()
+    assert length.of(1000) == 0.1  # nothing is known
+    for _ in range(20):
+        length.note(0.006, 3)
+    assert length.of(4) == 0.1 and length.of(64) == pytest.approx(0.64) and length.of(100_000) == 30.0
+    crew = Crew("a", "b")
+    fleet, _ = fleet_of(crew)
+    monkeypatch.setattr(fleet, "_length", length)
+    monkeypatch.setattr(length, "of", lambda samplers: 7.0)
+    late: list[Any] = []  # promises of turns that last
+    monkeypatch.setattr(crew, "ready", lambda promises, timeout_s: [each for each in promises if each not in late])
+    fleet.submit(requests("0/0", "0/1"))
+    fleet._give_orders()
+    late += [post.turn for post in fleet._posts]
+    fleet.wait(1.0)
+    assert not fleet.at_rest() and not fleet.at_rest()
+    assert [one.hurried for one in crew.all] == [1, 1]  # once for a rest
+    late.clear()
+    while not fleet.at_rest():
+        fleet.wait(1.0)
+    assert [one.orders[0].timeout_s for one in crew.all] == [7.0, 7.0]
+    fleet.go()
+    fleet.wait(1.0)
+    assert crew.all[0].orders[1].timeout_s == 7.0
+
+
+def test_many_requests_are_shared_out_as_one_after_the_other_would_be() -> None:
+    """Each goes to the first sampler with the fewest, also beside conversations that stay where they are."""
+    crew = Crew("a", "b", "c")
+    fleet, _ = fleet_of(crew)
+    fleet.submit([Request("talk@0", (1,), 8, conversation="talk")])
+    fleet.wait(1.0)
+    names = [f"{number}/0" for number in range(5)]
+    talks = [Request(f"talk@{turn}", (1,), 8, conversation="talk") for turn in (1, 2)]
+    fleet.submit([*requests(*names[:1]), *talks, *requests(*names[1:])])
+    fleet.wait(1.0)
+    asked = [[each.sample_id for order in one.orders for each in order.new] for one in crew.all]
+    assert asked == [["talk@0", "talk@1", "talk@2"], ["0/0", "2/0", "4/0"], ["1/0", "3/0"]]

@@ -53,6 +53,9 @@ class ThreadCrew:
     def value(self, member: SeatInThread, promise: Any) -> Any:
         return promise.result()
 
+    def hurry(self, member: SeatInThread) -> None:
+        member.seat.hurry()
+
     def drop(self, member: SeatInThread) -> None:
         self._members.remove(member)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -107,3 +108,23 @@ def test_a_start_that_fails_as_nobody_foresaw_is_told_and_others_are_still_start
     crew.members().append(second)  # type: ignore[attr-defined]
     crew.wait_for_joiner()
     assert (started, crew.joiners) == (["rollout rank 0", "rollout rank 1"], 1)
+
+
+def test_samplers_of_a_lost_machine_start_side_by_side() -> None:
+    """Each start waits for the others: one after the other they would never end."""
+    together = threading.Barrier(4, timeout=5.0)
+
+    def renew(member: Any) -> Sampler:
+        together.wait()
+        return Sampler(member.name)
+
+    members = [Sampler(f"rollout rank {number}", "is dead") for number in range(4)]
+    crew = crew_of(members, renew)
+    crew.wait_for_joiner()
+    until = time.monotonic() + 10.0
+    while crew.joiners < 4:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    policy: Any = SimpleNamespace(version=1)
+    crew.publish(policy)
+    assert sorted(each.name for each in members) == [f"rollout rank {number}" for number in range(4)]

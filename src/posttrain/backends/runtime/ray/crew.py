@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,6 +19,7 @@ from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.records.notices import Notices
 
 LOOK_S = 0.2  # between two looks for a sampler that starts
+RENEWALS = 16  # at a time: a lost machine had several samplers
 
 
 class RayCrew:
@@ -43,12 +43,11 @@ class RayCrew:
         self._workers = rollout.workers
         self._start_timeout_s = start_timeout_s
         self._joining: list[Member] = []
-        self._to_renew: queue.SimpleQueue[Member] = queue.SimpleQueue()
+        self._renewals = threading.Semaphore(RENEWALS)
         self._starting = 0  # samplers
         # Of the samplers' thread, the loop's and that of renewals: members, joining and starting change in it
         self._changing = threading.Lock()
         self._failure: PosttrainError | None = None  # of the last start
-        threading.Thread(target=self._renew_all, name="sampler-renewal", daemon=True).start()
 
     def members(self) -> Sequence[Member]:
         return self._workers.members
@@ -71,6 +70,9 @@ class RayCrew:
             raise result.error(member.name)
         return result
 
+    def hurry(self, member: Member) -> None:
+        self._workers.cluster.call(member.handle, "call_aside", "seat.hurry")
+
     def drop(self, member: Member) -> None:
         with self._changing:
             if member not in self._workers.members:
@@ -78,7 +80,7 @@ class RayCrew:
             self._workers.members.remove(member)
             self._starting += 1
         self._notices.add(f"{member.lost()}\nIts groups go on elsewhere, and it is started again")
-        self._to_renew.put(member)
+        threading.Thread(target=self._start_again, args=(member,), name="sampler-renewal", daemon=True).start()
 
     @property
     def joiners(self) -> int:
@@ -120,16 +122,15 @@ class RayCrew:
             self._rollout.weights_changed(version)
             return served
 
-    def _renew_all(self) -> None:
-        """Start lost samplers again, one after the other."""
-        while True:
-            lost = self._to_renew.get()
-            started: list[Member] = []
+    def _start_again(self, lost: Member) -> None:
+        """Start a lost sampler again, beside others."""
+        started: list[Member] = []
+        with self._renewals:
             try:
                 started = [self._renew(lost)]
             except Exception as error:  # noqa: BLE001  # a thread of its own: it is reported, and others are still started
                 self._failure = error if isinstance(error, PosttrainError) else RunStopped(f"{lost.name}: {error!r}")
                 self._notices.add(f"{lost.name} could not be started again: {error}")
-            with self._changing:
-                self._joining += started
-                self._starting -= 1
+        with self._changing:
+            self._joining += started
+            self._starting -= 1

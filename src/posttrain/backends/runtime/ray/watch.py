@@ -104,10 +104,10 @@ class Watch:
         """Supervise this worker, too, and write its process into the folder of logs."""
         with self._changing:
             self.members = [*self.members, member]
-        if self._logs:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            found = {each.name: each.process.place for each in self.members}
-            (self._logs / "workers.json").write_text(json.dumps(found, indent=1) + "\n")
+            if self._logs:
+                self._logs.mkdir(parents=True, exist_ok=True)
+                found = {each.name: each.process.place for each in self.members}
+                (self._logs / "workers.json").write_text(json.dumps(found, indent=1) + "\n")
 
     def remove(self, member: Member) -> None:
         """Kill a worker and forget it. What it had printed stays in its file."""

@@ -228,7 +228,7 @@ class Worker:
 
     def call_aside(self, method: str, *arguments: Any) -> Any:
         """The same beside other work, for what needs no other rank."""
-        return self._guarded(self._aside, lambda: getattr(self._hosted, method)(*arguments))
+        return self._guarded(self._aside, lambda: attrgetter(method)(self._hosted)(*arguments))
 
     def give_up(self) -> None:
         """Leave the sampling under way, at its next token; nothing happens when none is."""

@@ -75,7 +75,6 @@ class WorkerRoles:
         self.notices = Notices()
         self.recording = Recording()  # of a profile; the driver calls it by name, too
         self.tokenizer = load_tokenizer(config.model)
-        self._seat: StreamSeat | None = None
         self._led: LedStream | None = None
         self._writers: dict[str, Callable[[Path], None]] = {}
         self._started = Starter(config, assignment, self.tokenizer, self.notices).start()
@@ -83,6 +82,8 @@ class WorkerRoles:
         # A sampler on its own devices can be lost, and what it puts into the store with it: its arrays are the driver's
         if "policy" in assignment.roles:
             outbox.keep = store
+        # The sampler as a member of a crew, which keeps what it has begun
+        self.seat = self._seat() if "rollout" in self.roles else None
 
     @property
     def sender(self) -> Sender:
@@ -247,15 +248,11 @@ class WorkerRoles:
         self.rollout.weights_changed(version)
         return Served(version, manifest.content_hash, manifest.nbytes), Served(version, arrived.content_hash)
 
-    @property
-    def seat(self) -> StreamSeat:
-        """The sampler as a member of a crew, which keeps what it has begun."""
-        if self._seat is None:
-            assert isinstance(self.config, RunConfig), "only reinforcement learning samples"
-            resumes = ROLLOUT_ENGINES.facts(self.config.rollout.engine).resumes_responses
-            keeps = self.config.asynchronous.cache_on_new_weights == "keep"
-            self._seat = StreamSeat(self.rollout, resumes=resumes, keeps_cache=keeps)
-        return self._seat
+    def _seat(self) -> StreamSeat:
+        assert isinstance(self.config, RunConfig), "only reinforcement learning samples"
+        resumes = ROLLOUT_ENGINES.facts(self.config.rollout.engine).resumes_responses
+        keeps = self.config.asynchronous.cache_on_new_weights == "keep"
+        return StreamSeat(self.rollout, resumes=resumes, keeps_cache=keeps)
 
     @property
     def led(self) -> LedStream:
