@@ -8,9 +8,9 @@ is a run of its own. Seconds are from the kill to the end of the run's process, 
 
 With --samplers, these have devices of their own, and sample while a step trains (asynchronous.mode: separate). Each kill is of
 the same run, which must name the samplers of the process, give their requests to others and start them again. Seconds are from
-the kill to the name, and until all that were lost have joined. After --every seconds without one, the run gets SIGTERM. It must
-have trained every group that it admitted once, with all samples, and leave nothing behind. What the driver holds is counted as
-the first sampler dies and at the end.
+the kill to the name, and until all that were lost have joined. After --every seconds without one, the run gets SIGTERM, or
+where there are several ranks, the last of them SIGKILL. It must have trained every group that it admitted once, with all
+samples, and leave nothing behind. What the driver holds is counted as the first sampler dies and at the end.
 """
 
 from __future__ import annotations
@@ -144,8 +144,11 @@ class Run:
 
     def left(self) -> list[str]:
         """Processes and files of it that are still there after its end."""
-        time.sleep(SETTLE_S)
-        found = [*processes_of(self.temporary), *map(str, self.temporary.iterdir())]
+        until = time.monotonic() + SETTLE_S
+        while found := [*processes_of(self.temporary), *map(str, self.temporary.iterdir())]:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.2)
         shutil.rmtree(self.temporary, ignore_errors=True)
         return found
 
@@ -186,24 +189,36 @@ def tell_samplers(folder: Path, arguments: argparse.Namespace) -> None:
     run = Run(folder, "samplers")
     run.wait_for(lambda: run.steps() >= SETTLED and (folder / "held.jsonl").exists(), START_S, "more steps")
     rows, next_at = [], time.monotonic()
-    before = held_in(folder)
+    before, begun = held_in(folder), run.steps()
     for number in range(1, arguments.kills + 1):
         next_at += arguments.every
         time.sleep(max(next_at - time.monotonic(), 0.0))
         rows.append(killed_sampler(run, number))
     time.sleep(arguments.every)
     after, steps = held_in(folder), run.steps()
-    run.process.send_signal(signal.SIGTERM)
+    ranks = {name: each["pid"] for name, each in run.workers().items() if not name.startswith("rollout")}
+    last = sorted(ranks)[-1]
+    if len(ranks) > 1:
+        os.kill(ranks[last], signal.SIGKILL)
+    else:
+        run.process.send_signal(signal.SIGTERM)
     code = run.process.wait(END_S)
+    end = "SIGTERM"
+    if len(ranks) > 1:
+        end = f"the death of {last}, " + ("named" if named_of(run.text(), [last], ranks[last]) else "NOT NAMED")
     titles = ["kill", "step", "lost", "named", "s to the name", "s until all have joined", "samplers then"]
     print_table(titles, rows)
     lost, joined = len(run.events("lost")), len(run.events("joined"))
     rows = [
         ["steps", str(steps)],
-        ["exit code after SIGTERM", str(code)],
+        [f"exit code after {end}", str(code)],
         ["samplers lost, joined", f"{lost}, {joined}"],
         ["groups trained once, with all samples", trained_once(run)],
         ["left behind", ", ".join(run.left()) or "nothing"],
+        [
+            "CPU of the driver, µs a sample",
+            f"{1e6 * (after.cpu_s - before.cpu_s) / (steps - begun) / arguments.samples:,.0f}",
+        ],
         *([name, f"{old:,.0f} to {new:,.0f}"] for name, old, new in zip(Held.TITLES, before, after, strict=True)),
     ]
     print_table([f"{arguments.samplers} samplers, {arguments.workers} ranks", ""], rows)

@@ -64,7 +64,7 @@ class LightRoles:
     def nothing(self, *asked: Any) -> None:
         """Report nothing: a real rank would give the places of the rows that it computed."""
 
-    score = update = model_call = begin = next_bucket = take_bucket = finish = nothing
+    score = update = model_call = settings = begin = next_bucket = take_bucket = finish = nothing
 
     def serve(self, sent: Served) -> Served:
         """Answer as a sampler that has taken what was sent."""
