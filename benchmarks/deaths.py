@@ -87,15 +87,18 @@ def one_run(arguments: argparse.Namespace) -> int:
 
     use_light_ranks(arguments.light)
     if arguments.samplers:
-        threading.Thread(target=note_held, args=(arguments.folder / "held.jsonl",), daemon=True).start()
+        threading.Thread(target=note_held, args=(arguments.folder,), daemon=True).start()
     code: int = run_guarded(lambda: train_run(config))
     return code
 
 
-def note_held(path: Path) -> None:
-    """Write what this process holds into a file, every few seconds."""
+def note_held(folder: Path) -> None:
+    """Write what this process holds into a file, every few seconds from the first step on."""
+    path, metrics = folder / "held.jsonl", folder / "run" / "metrics.jsonl"
     while True:
         time.sleep(HELD_S)
+        if not metrics.exists():
+            continue
         with open(path, "a") as file:
             file.write(json.dumps(Held.now()._asdict()) + "\n")
 

@@ -95,7 +95,11 @@ class NullReference(LogprobScorer):
 class NullPolicy(PolicyModel):
     """A policy of the model's weights, with log-probs that are made, and a gradient of 0."""
 
-    scorer = NullReference
+    @staticmethod
+    def scorer(
+        model: Any, rows: int, share_prompts: bool = True, tokens: int | None = None, **how: Any
+    ) -> LogprobScorer:
+        return NullReference(model, rows, share_prompts, max_tokens_per_micro_batch=tokens, **how)
 
     @staticmethod
     def sharding_of(
