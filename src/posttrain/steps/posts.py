@@ -36,7 +36,7 @@ class TurnLength:
         self._cpu_s = self._turns = 0.0
 
     def note(self, cpu_s: float, turns: int) -> None:
-        """So many turns have cost the thread of the samplers so much of its CPU."""
+        """Count turns, with the CPU seconds of the thread of the samplers that they took."""
         self._cpu_s = MEMORY * self._cpu_s + cpu_s
         self._turns = MEMORY * self._turns + turns
 
