@@ -190,7 +190,8 @@ def tell_samplers(folder: Path, arguments: argparse.Namespace) -> None:
     from common import print_table
 
     run = Run(folder, "samplers")
-    run.wait_for(lambda: run.steps() >= SETTLED and (folder / "held.jsonl").exists(), START_S, "more steps")
+    held = folder / "held.jsonl"
+    run.wait_for(lambda: run.steps() >= SETTLED and held.exists() and "\n" in held.read_text(), START_S, "more steps")
     rows, next_at = [], time.monotonic()
     before, begun = held_in(folder), run.steps()
     for number in range(1, arguments.kills + 1):
@@ -282,8 +283,8 @@ def trained_once(run: Run) -> str:
 
 def held_in(folder: Path) -> Held:
     """What the driver held last."""
-    *_, last = (folder / "held.jsonl").read_text().splitlines()
-    return Held(**json.loads(last))
+    whole = [line for line in (folder / "held.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return Held(**json.loads(whole[-1]))
 
 
 def processes_of(temporary: Path) -> list[str]:

@@ -21,12 +21,14 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
 from posttrain.steps.seat import StreamSeat
 
-# Columns of the tables that ranks make of their rows (steps.measure, algos.statistics, run.samples)
+# Columns of the tables that ranks make of their rows (steps.measure, steps.shape_rewards, algos, run.samples)
 COLUMNS = {
     "gaps_of_rows": 4,
     "weights_of_rows": 3,
     "moments_of_rows": 5,
     "_returns_and_errors": 10,
+    "_means": 2,
+    "_sums": 1,
     "_sums_and_ends": 4,
     "_first_values": 1,
 }
