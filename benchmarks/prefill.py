@@ -198,7 +198,7 @@ def active_weights(model: Any) -> int:
     """Numbers of the layers' weights that a token is multiplied by."""
     config, total = model.config.get_text_config(), 0
     for name, weight in model.get_decoder().layers.named_parameters():
-        if weight.dim() == 3:  # of experts
+        if weight.dim() == 3 and hasattr(config, "num_experts_per_tok"):
             total += weight.numel() * config.num_experts_per_tok // len(weight)
         elif weight.dim() == 2 and name:
             total += weight.numel()

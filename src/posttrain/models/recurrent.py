@@ -27,6 +27,7 @@ KINDS = frozenset({"linear_attention", "conv"})  # of layers, in a configuration
 # A single token after a state is computed by an update in place, which has no gradient.
 SHORTEST = 2
 
+KeptStates = dict[tuple[int, str, int], Tensor]  # of one sequence: by layer, kind and number
 Compute = Callable[[Tensor, "LayerState | None"], Tensor]
 
 
@@ -87,6 +88,16 @@ class States:
                 inside = slots.clamp(max=len(held) - 1)
                 found.set(kind, number, held[inside])
         return found
+
+    def take(self, owner: str, slot: int) -> KeptStates:
+        """Copy the states of one slot, of all layers."""
+        found = ((key[1:], held) for key, held in self._held.items() if key[0] == owner and slot < len(held))
+        return {key: held[slot].clone() for key, held in found}
+
+    def put_back(self, owner: str, slot: int, kept: KeptStates) -> None:
+        """Store what was taken in a slot."""
+        for (layer, kind, number), value in kept.items():
+            self.room(owner, layer, kind, slot + 1, value[None], number)[slot] = value
 
     def move(self, owner: str, source: int, target: int) -> None:
         """Copy the states of one slot over those of another."""
@@ -249,13 +260,13 @@ def _behind_prompts(row: Tensor, bucket: Bucket, compute: Compute) -> LayerState
 
 
 def _prefilled(row: Tensor, cache: StateCache, layer: int, compute: Compute) -> Tensor:
-    """Compute the prompts of a prefill, [1, N, H], and store the states that they leave."""
+    """Compute the prompts of a prefill, [1, N, H], after the tokens that their slots hold, and store the new states."""
     outputs = []
     for start, end, slot, known in cache.parts:
-        assert known == 0, "prompts are prefilled whole"
-        state = LayerState()
+        slots = torch.tensor([slot], device=row.device)
+        state = cache.states.get("prompt", slots, layer) if known else LayerState()
         outputs.append(compute(row[:, start:end], state))
-        cache.states.put("prompt", torch.tensor([slot], device=row.device), layer, state)
+        cache.states.put("prompt", slots, layer, state)
     return torch.cat(outputs, dim=1)
 
 

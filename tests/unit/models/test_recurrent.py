@@ -211,10 +211,23 @@ def test_bfloat16_is_as_near_to_float32_as_by_modules(family: str) -> None:
     assert distances[1] <= 1.1 * distances[0]
 
 
-def test_a_conversation_and_a_continued_response_are_prefilled_whole() -> None:
-    """A state is of all tokens before: what is kept of other models' conversations is computed again."""
-    ours, plain = build("qwen3_5_text")
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+def test_a_conversation_and_a_continued_response_go_on_from_their_states(family: str, compiled: bool) -> None:
+    """Only what is new is prefilled. A turn that leaves out a part of the last one is prefilled whole: a state is of all
+    tokens."""
+    ours, plain = build(family)
     engine = NativeEngine(ours, TOKENIZER, max_concurrent_sequences=4, max_prefill_tokens=400)
+    if not compiled:
+        engine.token_pass.decoder = None
+    prefilled: list[int] = []
+    prefill = engine.token_pass.prefill
+
+    def counted(inputs: dict[str, Any], *given: Any, **more: Any) -> Any:
+        prefilled.append(inputs["input_ids"].numel())
+        return prefill(inputs, *given, **more)
+
+    engine.token_pass.prefill = counted  # type: ignore[method-assign]
     first = tuple(drawn(6)[0].tolist())
     with engine.open_stream(SamplingParams(max_response_tokens=8, ignore_eos=True)) as stream:
         stream.submit([Request("a", first, 8, conversation="talk")])
@@ -224,14 +237,22 @@ def test_a_conversation_and_a_continued_response_are_prefilled_whole() -> None:
         stream.submit([Request("b", second, 8, conversation="talk")])
         (turn,) = stream.wait(60)
         check(plain, second, turn)
-        stream.submit([Request("c", first, 8)])
-        stream.step()  # type: ignore[attr-defined]
-        stream.step()  # type: ignore[attr-defined]
-        (begun,) = stream.take_back(keep_cache=True)  # type: ignore[attr-defined]
-        assert begun.cache is None and len(begun.token_ids) == 2
-        stream.submit([Request("c", first, 8, begun=begun)])
-        (whole,) = stream.wait(60)
-        check(plain, first, whole)
+        assert prefilled == [6, 3]  # the last token of the first turn, and two new ones
+        third = (*second, *turn.token_ids[:3], 67)
+        stream.submit([Request("c", third, 8, conversation="talk")])
+        (turn,) = stream.wait(60)
+        check(plain, third, turn)
+        assert prefilled == [6, 3, len(third)]
+        for passes in (1, 3):
+            stream.submit([Request("d", first, 8)])
+            for _ in range(passes):
+                stream.step()  # type: ignore[attr-defined]
+            (begun,) = stream.take_back(keep_cache=True)  # type: ignore[attr-defined]
+            assert begun.cache is not None and len(begun.token_ids) == passes
+            stream.submit([Request("d", first, 8, begun=begun)])
+            (whole,) = stream.wait(60)
+            check(plain, first, whole)
+            assert prefilled[-2:] == [6, 1]
 
 
 def test_layers_of_an_unknown_form_are_refused() -> None:

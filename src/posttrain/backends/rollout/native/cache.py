@@ -234,11 +234,13 @@ class KeyValueCache:
             keys = torch.cat([of_keys for of_keys, _ in parts], dim=2)
             values = torch.cat([of_values for _, of_values in parts], dim=1)
             layers[layer] = keys, values
-        return Past(layers)
+        states = self.states.take("response", slot) if length else self.states.take("prompt", prompt_slot)
+        return Past(layers, states)
 
     def put(self, past: Past, prompt_slot: int, length: int) -> None:
-        """Copy the first ``length`` tokens of a past into a prompt slot."""
+        """Copy the first ``length`` tokens of a past into a prompt slot: all of them, where there are states."""
         self.prompts.make_room(prompt_slot + 1, length, most_slots=self.most_slots)
+        self.states.put_back("prompt", prompt_slot, past.states)
         for layer, (keys, values) in past.layers.items():
             self.prompts.keys[layer][prompt_slot, :, :, :length] = keys[:, :, :length]
             self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posttrain.models.recurrent import KeptStates
+
 LENGTH_STEP = 16  # lengths are rounded up to it, so that the matrix library sees few shapes
 GROWTH = 1.5  # of the number of slots
 LENGTH_GROWTH = 1.125  # of their length: less, because products include the unused part
@@ -19,9 +21,10 @@ LENGTH_UNUSED = 0.25  # largest unused share of a slot's length
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """Keys and values of one sequence, a pair by layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]."""
+    """Keys and values of one sequence, a pair by layer: [kv_heads, head_dim, N] and [kv_heads, N, head_dim]; and its states."""
 
     layers: dict[int, tuple[Tensor, Tensor]]
+    states: KeptStates
 
 
 class Slots:

@@ -90,7 +90,7 @@ class NativeStream:
         self._held: list[PromptState] = []  # in the order of their slots
         self._kept: dict[str, Kept] = {}  # by conversation, oldest first
         self._cache = token_pass.new_cache(slots)
-        # A state is that after all tokens of a prompt or a response: none of a part of them can be used.
+        # A state is that after all tokens of a prompt or a response: it cannot be used after a part of them.
         self._whole = has_states(model.config)
         self.passes = 0
         self._submitted = 0  # requests
@@ -154,7 +154,7 @@ class NativeStream:
     @torch.inference_mode()
     def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
         caches: dict[Response, Kept | None] = {}
-        if keep_cache and not self._whole:
+        if keep_cache:
             slot_of = {prompt: slot for slot, prompt in enumerate(self._held)}
             caches = {response: response.kept for response in self._waiting}
             caches |= {one: self._past(slot_of, place, one) for place, one in enumerate(self._active)}
@@ -242,14 +242,15 @@ class NativeStream:
 
     def _reusable(self, response: Response) -> int:
         """Count the prompt's tokens whose keys and values are cached. The last token never counts: its logits are needed."""
-        if self._whole:
-            return 0
         if response.kept is not None:
             return len(response.kept.token_ids)
         if response.prompt.scored != UNSCORED or response.request.images:
             return 0  # the log-probs of all prompt tokens are requested, or equal tokens may belong to other images
         kept, wanted = self._kept.get(response.request.conversation), response.prompt.token_ids
-        return 0 if kept is None else min(common(kept.token_ids, wanted), len(wanted) - 1)
+        if kept is None:
+            return 0
+        alike = min(common(kept.token_ids, wanted), len(wanted) - 1)
+        return alike if not self._whole or alike == len(kept.token_ids) else 0
 
     def _prefill(self, admitted: Sequence[Response]) -> None:
         """Prefill each prompt that is not cached yet, packed, into the next prompt slots."""
@@ -353,7 +354,7 @@ class NativeStream:
         for slot, response in enumerate(self._active):
             if response.stop_reason is None:
                 continue
-            if response.request.conversation and not self._whole:
+            if response.request.conversation:
                 self._kept.pop(response.request.conversation, None)
                 self._kept[response.request.conversation] = self._past(slot_of, slot, response)
         while len(self._kept) > self.slots:
