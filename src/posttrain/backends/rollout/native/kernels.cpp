@@ -20,38 +20,76 @@ constexpr int64_t TILE = 192;              // queries of a prompt that are compu
 // x / sqrt(mean(x^2) + eps) in one of these forms, as the model has it.
 enum NormForm { ROUNDED, ONE_MORE, UNROUNDED };  // times the weight after rounding; times 1 + the weight; times the weight
 
+// Of each row `count` parts are normed by themselves, one behind the other; rows of x and y begin `stride` numbers apart. y is
+// not x, because the last LANES of a part may overlap those before.
+struct Norm {
+    const void *x, *weight;
+    void *y;
+    int64_t stride, count, width;
+    float eps;
+    int form;
+};
+
 template <class T>
-void norm(const T *x, const T *weight, float eps, int form, int64_t rows, int64_t width, T *y, int threads) {
+void norm(const Norm &all, int64_t rows, int threads) {
+    const T *weight = (const T *)all.weight;
+    int64_t width = all.width;
 #pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
-    for (int64_t row = 0; row < rows; row++) {
-        const T *from = x + row * width;
-        T *to = y + row * width;
+    for (int64_t part = 0; part < rows * all.count; part++) {
+        int64_t begin = part / all.count * all.stride + part % all.count * width;
+        const T *from = (const T *)all.x + begin;
+        T *to = (T *)all.y + begin;
         Lanes squares = {};
         int64_t i = 0;
         for (; i + LANES <= width; i += LANES) squares += load(from + i) * load(from + i);
         Lanes last = load_part(from + i, width - i);
-        float scale = 1 / std::sqrt(sum(squares + last * last) / width + eps);
+        float scale = 1 / std::sqrt(sum(squares + last * last) / width + all.eps);
         blocks(width, [&](int64_t i) {
             Lanes scaled = load(from + i) * scale, gain = load(weight + i);
-            if (form == ROUNDED) scaled = rounded<T>(scaled);
-            store(scaled * (form == ONE_MORE ? 1.0f + gain : gain), to + i);
+            if (all.form == ROUNDED) scaled = rounded<T>(scaled);
+            store(scaled * (all.form == ONE_MORE ? 1.0f + gain : gain), to + i);
         });
     }
 }
 
 // silu(gate) * up, or with gelu in its approximation by tanh, x / (1 + e^(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3); a row of x is
 // the gate's numbers and then the other's.
+struct Gated {
+    const void *x;
+    void *y;
+    int64_t width, gelu;
+};
+
 template <class T>
-void gated(const T *x, bool gelu, int64_t rows, int64_t width, T *y, int threads) {
+void gated(const Gated &all, int64_t rows, int threads) {
+    int64_t width = all.width, gelu = all.gelu;
 #pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
     for (int64_t row = 0; row < rows; row++) {
-        const T *gate = x + 2 * row * width, *up = gate + width;
-        T *to = y + row * width;
+        const T *gate = (const T *)all.x + 2 * row * width, *up = gate + width;
+        T *to = (T *)all.y + row * width;
         blocks(width, [&](int64_t i) {
             Lanes number = load(gate + i), power = -number;
             if (gelu) power *= 1.5957691216f * (1.0f + 0.044715f * number * number);
             store(rounded<T>(number / (1.0f + exponential(power))) * load(up + i), to + i);
         });
+    }
+}
+
+// y = one + other, rows of `width` numbers; y is none of them, because the last LANES of a row may overlap those before.
+struct Sum {
+    const void *one, *other;
+    void *y;
+    int64_t width;
+};
+
+template <class T>
+void add(const Sum &all, int64_t rows, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t begin = row * all.width;
+        const T *one = (const T *)all.one + begin, *other = (const T *)all.other + begin;
+        T *to = (T *)all.y + begin;
+        blocks(all.width, [&](int64_t i) { store(load(one + i) + load(other + i), to + i); });
     }
 }
 
@@ -68,14 +106,13 @@ void turn(const T *x, const float *cos, const float *sin, int64_t rotated, int64
 
 // As kernels.py has it. Keys and values of prompts are Flat, those of responses Tiled.
 struct Attention {
-    int64_t rows, heads, kv_heads, dim, rotated, window, prompt_room, response_room, query_key_stride, value_stride;
+    int64_t heads, kv_heads, dim, rotated, window, prompt_room, response_room, query_key_stride, value_stride;
     const int64_t *order, *prompt_slots, *prompt_lens, *places;
     const void *query_key, *value;
     const float *cos, *sin;
     const void *prompt_keys, *prompt_values;
     void *response_keys, *response_values, *output;
     float scaling, softcap;
-    int threads;
 };
 
 struct Prefill {
@@ -143,20 +180,20 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
 }
 
 template <class T>
-void attend(const Attention &all) {
-    int64_t tokens = all.rows;
-    for (int64_t row = 0; row < all.rows; row++) tokens += all.prompt_lens[row] + all.places[row];
+void attend(const Attention &all, int64_t rows, int threads) {
+    int64_t tokens = rows;
+    for (int64_t row = 0; row < rows; row++) tokens += all.prompt_lens[row] + all.places[row];
     bool many = tokens * all.heads * all.dim >= MANY_FACTORS;
     // Rows of one prompt are one item, unless there are too few of these for the threads.
-    int64_t most = many ? std::max<int64_t>(1, all.rows * all.kv_heads / (ITEMS * all.threads)) : all.rows;
+    int64_t most = many ? std::max<int64_t>(1, rows * all.kv_heads / (ITEMS * threads)) : rows;
     std::vector<std::pair<int64_t, int64_t>> items;
-    for (int64_t first = 0, last; first < all.rows; first = last) {
+    for (int64_t first = 0, last; first < rows; first = last) {
         int64_t slot = all.prompt_slots[all.order[first]];
-        for (last = first; last < all.rows && last - first < most && all.prompt_slots[all.order[last]] == slot;) last++;
+        for (last = first; last < rows && last - first < most && all.prompt_slots[all.order[last]] == slot;) last++;
         items.emplace_back(first, last);
     }
     int64_t count = items.size();
-#pragma omp parallel for schedule(dynamic, 1) num_threads(all.threads) if (many)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (many)
     for (int64_t item = 0; item < count * all.kv_heads; item++)
         attend_rows<T>(all, items[item / all.kv_heads].first, items[item / all.kv_heads].second, item % all.kv_heads);
 }
@@ -246,22 +283,28 @@ void prefill(const Prefill &all) {
 }  // namespace
 
 // NAME's tokens that lie side by side where keys and values are Tiled.
-#define FOR_DTYPE(NAME, T)                                                                                                   \
-    extern "C" int64_t tile_step_##NAME() { return Form<T>::STEP; }                                                          \
-    extern "C" void norm_##NAME(                                                                                             \
-        const T *x, const T *weight, float eps, int form, int64_t rows, int64_t width, T *y, int threads) {             \
-        norm(x, weight, eps, form, rows, width, y, threads);                                                             \
-    }                                                                                                                        \
-    extern "C" void gated_##NAME(const T *x, bool gelu, int64_t rows, int64_t width, T *y, int threads) {                              \
-        gated(x, gelu, rows, width, y, threads);                                                                                  \
-    }                                                                                                                        \
-    extern "C" void draw_##NAME(                                                                                             \
-        const T *logits, const double *random, float temperature, int64_t rows, int64_t vocabulary, int64_t *tokens,         \
-        float *logprobs, int threads) {                                                                                      \
-        draw(logits, random, temperature, rows, vocabulary, tokens, logprobs, threads);                                      \
-    }                                                                                                                        \
-    extern "C" void attend_##NAME(const Attention *all) { attend<T>(*all); }                                                 \
+#define FOR_DTYPE(NAME, T)                                                                                             \
+    extern "C" int64_t tile_step_##NAME() { return Form<T>::STEP; }                                                    \
+    extern "C" void norm_##NAME(const Norm *all, int64_t rows, int threads) { norm<T>(*all, rows, threads); }          \
+    extern "C" void gated_##NAME(const Gated *all, int64_t rows, int threads) { gated<T>(*all, rows, threads); }       \
+    extern "C" void add_##NAME(const Sum *all, int64_t rows, int threads) { add<T>(*all, rows, threads); }             \
+    extern "C" void draw_##NAME(                                                                                       \
+        const T *logits, const double *random, float temperature, int64_t rows, int64_t vocabulary, int64_t *tokens,   \
+        float *logprobs, int threads) {                                                                                \
+        draw(logits, random, temperature, rows, vocabulary, tokens, logprobs, threads);                                \
+    }                                                                                                                  \
+    extern "C" void attend_##NAME(const Attention *all, int64_t rows, int threads) { attend<T>(*all, rows, threads); } \
     extern "C" void prefill_##NAME(const Prefill *all) { prefill<T>(*all); }
 
 FOR_DTYPE(bfloat16, bfloat16)
 FOR_DTYPE(float32, float)
+
+// Everything that a pass computes, for `rows` rows, one after the other (listed_step.py).
+struct Call {
+    void (*function)(const void *arguments, int64_t rows, int threads);
+    const void *arguments;
+};
+
+extern "C" void run_calls(const Call *calls, int64_t count, int64_t rows, int threads) {
+    for (int64_t call = 0; call < count; call++) calls[call].function(calls[call].arguments, rows, threads);
+}

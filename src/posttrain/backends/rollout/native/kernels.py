@@ -23,17 +23,39 @@ LANES = 16  # as in kernels.cpp: no width is smaller
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
-class _Attention(ctypes.Structure):
-    """Arguments of the attention kernel, as in kernels.cpp."""
+class NormArguments(ctypes.Structure):
+    """Arguments of a norm, laid out like in kernels.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim", "rotated", "window")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
+        *((name, ctypes.c_int64) for name in ("stride", "count", "width")),
+        ("eps", ctypes.c_float),
+        ("form", ctypes.c_int),
+    )
+
+
+class GatedArguments(ctypes.Structure):
+    """Arguments of a gated activation, laid out like in kernels.cpp."""
+
+    _fields_ = (("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64), ("gelu", ctypes.c_int64))
+
+
+class SumArguments(ctypes.Structure):
+    """Arguments of a sum, laid out like in kernels.cpp."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("one", "other", "y")), ("width", ctypes.c_int64))
+
+
+class AttentionArguments(ctypes.Structure):
+    """Arguments of attention, laid out like in kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim", "rotated", "window")),
         *((name, ctypes.c_int64) for name in ("prompt_room", "response_room", "query_key_stride", "value_stride")),
         *((name, ctypes.c_void_p) for name in ("order", "prompt_slots", "prompt_lens", "places")),
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "prompt_keys", "prompt_values")),
         *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output")),
         *((name, ctypes.c_float) for name in ("scaling", "softcap")),
-        ("threads", ctypes.c_int),
     )
 
 
@@ -106,12 +128,12 @@ class Kernels:
         assert LENGTH_STEP == LANES  # tokens of a tile
         self.dtype = dtype
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._norm = getattr(library, f"norm_{DTYPES[dtype]}")
-        self._norm.argtypes = (pointer, pointer, ctypes.c_float, ctypes.c_int, number, number, pointer, threads)
-        self._gated = getattr(library, f"gated_{DTYPES[dtype]}")
-        self._gated.argtypes = (pointer, ctypes.c_bool, number, number, pointer, threads)
-        self._attend = getattr(library, f"attend_{DTYPES[dtype]}")
-        self._attend.argtypes = (ctypes.POINTER(_Attention),)
+        kinds = {"norm": NormArguments, "gated": GatedArguments, "add": SumArguments, "attend": AttentionArguments}
+        # By name: functions of the address of their arguments, a number of rows and one of threads
+        self.functions = {name: getattr(library, f"{name}_{DTYPES[dtype]}") for name in kinds}
+        for name, function in self.functions.items():
+            function.argtypes = (ctypes.POINTER(kinds[name]), number, threads)
+            function.restype = None
         self._prefill = getattr(library, f"prefill_{DTYPES[dtype]}")
         self._prefill.argtypes = (ctypes.POINTER(_Prefill),)
         self._draw = getattr(library, f"draw_{DTYPES[dtype]}")
@@ -120,21 +142,24 @@ class Kernels:
         step = getattr(library, f"tile_step_{DTYPES[dtype]}")
         step.restype = number
         self.tile_step = int(step())
-        for function in (self._norm, self._gated, self._attend, self._prefill):
-            function.restype = None
+        self._prefill.restype = None
+        self.run_calls = library.run_calls
+        self.run_calls.argtypes = (pointer, number, number, threads)
+        self.run_calls.restype = None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
         x = x.contiguous()
         width = len(weight)
-        rows, threads = x.numel() // width, torch.get_num_threads()
         output = torch.empty_like(x)
-        self._norm(x.data_ptr(), weight.data_ptr(), eps, form, rows, width, output.data_ptr(), threads)
+        given = NormArguments(x.data_ptr(), weight.data_ptr(), output.data_ptr(), width, 1, width, eps, form)
+        self.functions["norm"](given, x.numel() // width, torch.get_num_threads())
         return output
 
     def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, width)
-        self._gated(gate_up.data_ptr(), gelu, rows, width, output.data_ptr(), torch.get_num_threads())
+        given = GatedArguments(gate_up.data_ptr(), output.data_ptr(), width, gelu)
+        self.functions["gated"](given, rows, torch.get_num_threads())
         return output
 
     def attend(
@@ -153,9 +178,8 @@ class Kernels:
         prompts, responses = cache.prompts, cache.responses
         assert isinstance(responses, TiledSlots) and responses.step == self.tile_step
         output = query_key.new_empty(rows, heads * dim)
-        self._attend(
-            _Attention(
-                rows=rows,
+        self.functions["attend"](
+            AttentionArguments(
                 heads=heads,
                 kv_heads=cache.kv_heads,
                 dim=dim,
@@ -180,8 +204,9 @@ class Kernels:
                 output=output.data_ptr(),
                 scaling=settings.scaling,
                 softcap=settings.softcap or 0.0,
-                threads=torch.get_num_threads(),
-            )
+            ),
+            rows,
+            torch.get_num_threads(),
         )
         return output
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,16 @@ def load_product_kernels(dtype: torch.dtype, weights: Weights) -> ProductKernels
     return kernels
 
 
+class _Product(ctypes.Structure):
+    """Arguments of a product, as in products.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "packed", "scales", "biases")),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs")),
+        ("y", ctypes.c_void_p),
+    )
+
+
 class ProductKernels:
     """Products of rows of one dtype, on a CPU, with one kind of packed weights."""
 
@@ -63,14 +74,14 @@ class ProductKernels:
         self.weights = weights
         name = f"{weights}_{DTYPES[dtype]}"
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._pack, self._product = getattr(library, f"pack_{name}"), getattr(library, f"product_{name}")
+        self._pack, self.multiply = getattr(library, f"pack_{name}"), getattr(library, f"product_{name}")
         self._pack.argtypes = (pointer, number, number, pointer, threads)
-        self._product.argtypes = (*(pointer,) * 4, *(number,) * 3, pointer, threads)
-        self._pack.restype = self._product.restype = None
+        self.multiply.argtypes = (ctypes.POINTER(_Product), number, threads)
+        self._pack.restype = self.multiply.restype = None
         library.panel_columns.restype = number
         self._panel: int = library.panel_columns()  # outputs that are packed together
 
-    def product(self, numbers: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Product:
+    def product(self, numbers: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> PackedProduct:
         """Return the function x -> scales (x @ numbers^T) + bias, [rows, inputs] -> [rows, outputs]. The numbers are packed, and
         not read again.
 
@@ -87,15 +98,29 @@ class ProductKernels:
             factors[:outputs] = scales
         if bias is not None:
             added[:outputs] = bias.detach()
+        return PackedProduct(self, packed, factors, added, inputs, outputs)
 
-        def multiplied(x: Tensor) -> Tensor:
-            x = x.to(self.dtype).contiguous()
-            y = x.new_empty(len(x), outputs)
-            of_weights = packed.data_ptr(), factors.data_ptr(), added.data_ptr()
-            sizes, threads = (len(x), inputs, outputs), torch.get_num_threads()
-            # Profiles see torch's operations only; telling them takes as long as a product of one row otherwise.
-            with record_function(NAME) if torch._C._autograd._profiler_enabled() else nullcontext():
-                self._product(x.data_ptr(), *of_weights, *sizes, y.data_ptr(), threads)
-            return y
 
-        return multiplied
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedProduct:
+    """The product of rows with packed weights, which ``ProductKernels.product`` makes."""
+
+    kernels: ProductKernels
+    packed: Tensor
+    factors: Tensor
+    added: Tensor
+    inputs: int
+    outputs: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.to(self.kernels.dtype).contiguous()
+        y = x.new_empty(len(x), self.outputs)
+        # Profiles see torch's operations only; telling them takes as long as a product of one row otherwise.
+        with record_function(NAME) if torch._C._autograd._profiler_enabled() else nullcontext():
+            self.kernels.multiply(self.arguments(x.data_ptr(), y.data_ptr()), len(x), torch.get_num_threads())
+        return y
+
+    def arguments(self, x: int, y: int) -> ctypes.Structure:
+        """Return the arguments of ``kernels.multiply`` for rows that begin at these addresses."""
+        weights = self.packed.data_ptr(), self.factors.data_ptr(), self.added.data_ptr()
+        return _Product(x, *weights, self.inputs, self.outputs, y)

@@ -63,6 +63,42 @@ SHARED = {"shared_expert", "shared_expert_gate"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KernelNorm:
+    """An RMS norm by a kernel."""
+
+    kernels: PassKernels
+    weight: Tensor
+    eps: float
+    form: NormForm
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.kernels.norm(rows, self.weight, self.eps, self.form)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelGated:
+    """The activation of the first half of a row, times the second half, by a kernel."""
+
+    kernels: PassKernels
+    gelu: bool
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        return self.kernels.gated(gate_up, gelu=self.gelu)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mlp:
+    """Two products and what is between them."""
+
+    first: Product
+    between: Rows
+    down: Product
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.down(self.between(self.first(rows)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Attention:
     """The functions of an attention, with its current weights."""
 
@@ -249,7 +285,7 @@ class Reader:
         form = self._norm_forms[type(module)]
         if form is None:
             return cast(Rows, module)
-        return partial(self.kernels.norm, weight=weight.detach(), eps=eps, form=form)
+        return KernelNorm(self.kernels, weight.detach(), eps, form)
 
     def _norm_form(self, module: Any, weight: Tensor, eps: float) -> NormForm | None:
         """Return the form of an RMS norm in which the kernel's numbers are the module's, but for its rounding; None for
@@ -279,14 +315,13 @@ class Reader:
         last: Any = next(getattr(module, name) for name in (*DOWN, "w2") if name in parts)
         down = self.product(last)
         if parts == WITHOUT_MODULE:
-            first, between = self.product(module.w1, module.w3), self._gated(nn.SiLU(), last.in_features)
-            return lambda rows: down(between(first(rows)))
+            return Mlp(self.product(module.w1, module.w3), self._gated(nn.SiLU(), last.in_features), down)
         activation = next(getattr(module, name) for name in ACTIVATIONS if name in parts)
         gated = next((names for names in GATED if parts.issuperset(names)), None)
         names = gated or next(names for names in UNGATED if parts.issuperset(names))
         first = self.product(*(getattr(module, name) for name in names))
         between = self._gated(activation, last.in_features) if gated else _ungated(activation)
-        return lambda rows: down(between(first(rows)))
+        return Mlp(first, between, down)
 
     def product(self, *modules: nn.Module) -> Product:
         """Return the product of rows with the weights of linear layers, side by side; an adapter is applied."""
@@ -296,7 +331,7 @@ class Reader:
         """Return the activation of the first half of a row, times the second half."""
         known = isinstance(activation, SILU + GELU_TANH)
         if self.kernels is not None and known and width >= self.kernels.narrowest:
-            return partial(self.kernels.gated, gelu=isinstance(activation, GELU_TANH))
+            return KernelGated(self.kernels, isinstance(activation, GELU_TANH))
 
         def gated(gate_up: Tensor) -> Tensor:
             gate, up = gate_up.chunk(2, dim=1)

@@ -241,10 +241,21 @@ const typename Form<T>::Factor *factors(
     return kept.data();
 }
 
+// As packed_products.py has it.
+struct Product {
+    const void *x, *packed;
+    const float *scales, *biases;
+    int64_t depth, columns;
+    void *y;
+};
+
 template <class T, class W>
-void product(
-    const T *x, const typename W::Packed *packed, const float *scales, const float *biases, int64_t rows, int64_t depth,
-    int64_t columns, T *y, int threads) {
+void product(const Product &all, int64_t rows, int threads) {
+    const T *x = (const T *)all.x;
+    const auto *packed = (const typename W::Packed *)all.packed;
+    const float *scales = all.scales, *biases = all.biases;
+    T *y = (T *)all.y;
+    int64_t depth = all.depth, columns = all.columns;
     int64_t step = Form<T>::STEP, width = (depth + step - 1) / step * step;
     int64_t panels = (columns + PANEL - 1) / PANEL, bands = (rows + BAND - 1) / BAND;
     std::vector<typename Form<T>::Factor> kept;
@@ -295,10 +306,8 @@ extern "C" int64_t panel_columns() { return PANEL; }
         const WEIGHTS<TYPE>::Weight *weights, int64_t depth, int64_t columns, WEIGHTS<TYPE>::Packed *packed, int threads) { \
         pack<TYPE, WEIGHTS<TYPE>>(weights, depth, columns, packed, threads);                                                \
     }                                                                                                                       \
-    extern "C" void product_##NAME(                                                                                         \
-        const TYPE *x, const WEIGHTS<TYPE>::Packed *packed, const float *scales, const float *biases, int64_t rows,         \
-        int64_t depth, int64_t columns, TYPE *y, int threads) {                                                             \
-        product<TYPE, WEIGHTS<TYPE>>(x, packed, scales, biases, rows, depth, columns, y, threads);                          \
+    extern "C" void product_##NAME(const Product *all, int64_t rows, int threads) {                                         \
+        product<TYPE, WEIGHTS<TYPE>>(*all, rows, threads);                                                                  \
     }
 
 // Without AVX-512 the sums would not be in registers, and everything would take many times as long.

@@ -17,6 +17,7 @@ from posttrain.backends.rollout.native.graphs import GraphedStep, unrecordable
 from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import DTYPES, PassKernels, load_kernels
+from posttrain.backends.rollout.native.listed_step import ListedStep
 from posttrain.backends.rollout.native.products import FEWEST_ROWS, product_kernels
 from posttrain.backends.rollout.native.sampling import logit_rows, logprob_of
 from posttrain.backends.rollout.native.trial import fast_pass, logits_by_modules
@@ -42,6 +43,7 @@ class TokenPass:
         self.note = ""  # message for the user: why sampling is slower than it could be
         self._form = HeadForm()
         self.graphed: GraphedStep | None = None
+        self._listed: ListedStep | None = None
         loaded = _kernels(model)
         kernels = None if isinstance(loaded, str) else loaded
         found = fast_pass(model, kernels)
@@ -68,6 +70,7 @@ class TokenPass:
             self.graphed = None if reason else GraphedStep(self.decoder.step)
             if reason:
                 self.note = f"passes are not recorded as CUDA graphs, which is slower: {reason}"
+        self._listed = ListedStep(self.decoder)
         if self._round_weights(self.decoder) if int8 else product_kernels(model.get_output_embeddings().weight):
             self.decoder.fewest_rows = 1
             # Of a mixture of experts the routers do.
@@ -102,6 +105,8 @@ class TokenPass:
         finally:
             if self.graphed is not None:
                 self.graphed.clear()
+            if self._listed is not None:
+                self._listed.clear()
             if self.decoder is not None:
                 self.decoder.drop_weights()
 
@@ -168,7 +173,7 @@ class TokenPass:
         """
         if self.decoder is None:
             return logits_by_modules(self.model, token_ids, positions, cache, CachedRows(cache))
-        step = self.graphed or self.decoder.step
+        step = self.graphed or self._listed or self.decoder.step
         return step(token_ids, positions, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
