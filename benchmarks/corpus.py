@@ -199,6 +199,7 @@ def main() -> None:
     chosen.here = chosen.here or chosen.run > 0
     folder = chosen.folder.resolve()
     dialect = chosen.dialect or dialect_of(folder)
+    os.chdir(folder)  # where people launch: a fork's own estimators and reward managers are found from there
     verdicts = [
         judge(launch, here=chosen.here, drop_unknown=chosen.drop_unknown)
         for launch in launches(folder, dialect)

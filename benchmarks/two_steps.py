@@ -33,6 +33,8 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
         return "not tried: it makes no step"
     if config.reward.judges and not config.reward.terms:
         return "not tried: a judge alone scores it"
+    if config.distillation.teachers:
+        return "not tried: it needs the weights of its teachers"
     if config.reward.model is not None or config.environment.name not in (None, SINGLE_TURN):
         return "not tried: it needs a reward model, tools or an environment of its own"
     if any(each.settings.get("pictures") for each in config.environment.named.values()):

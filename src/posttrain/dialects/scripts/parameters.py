@@ -150,9 +150,19 @@ def _changed(
         changed = [_changed(shell, name, item, rest, line, operand) for item in value]
         return [_text(item) for item in changed]
     if HOLE.search(value):
-        return value
+        return _without_plain(value, rest, operand)
     done = _cut(value, rest, operand)
     return _unknown(shell, f"{name}{rest}", line) if done is None else done
+
+
+def _without_plain(value: str, rest: str, operand: Operand) -> str:
+    """Remove a beginning (``#``) or an end (``%``) without patterns from a value that holds something unknown elsewhere; another
+    form leaves it as it is."""
+    end = re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL)
+    plain = operand(end[2]) if end is not None else ""
+    if end is None or HOLE.search(plain) or re.search(r"[*?\[\\]", plain):
+        return value
+    return value.removesuffix(plain) if end[1].startswith("%") else value.removeprefix(plain)
 
 
 def _cut(value: str, rest: str, operand: Operand) -> str | None:

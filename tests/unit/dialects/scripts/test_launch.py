@@ -142,6 +142,17 @@ def test_the_output_of_a_program_may_stand_in_a_text_where_files_are_not_opened(
         load_request([str(script)], None, here=True)
 
 
+def test_an_end_is_cut_off_a_text_with_an_unknown_beginning(tmp_path: Path) -> None:
+    """A list of files below a folder that only its users know."""
+    script = tmp_path / "run.sh"
+    lists = "for f in a b; do L+='\"'$DATA'/'$f'.parquet\",'; done\nL=\"${L%,}\"\n"
+    script.write_text(
+        f"{lists}{CALL}actor_rollout_ref.actor.use_dynamic_bsz=True data.train_files=[$L] critic.use_dynamic_bsz=True"
+    )
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert loaded.config.data.train_files == ["DATA/a.parquet", "DATA/b.parquet"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
