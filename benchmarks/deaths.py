@@ -40,6 +40,7 @@ START_S = 300.0  # for a run to make its first steps
 END_S = 120.0  # for a run that has lost a worker to end, and for a sampler to join
 SETTLE_S = 10.0  # for the last processes to go
 HELD_S = 3.0  # between two counts of what the driver holds
+CACHE = "torchinductor_"  # of torch, for the next process
 SETTLED = 3  # steps before the first kill of a sampler
 STALENESS = 2  # steps
 
@@ -148,8 +149,10 @@ class Run:
     def left(self) -> list[str]:
         """Processes and files of it that are still there after its end."""
         until = time.monotonic() + SETTLE_S
-        while found := [*processes_of(self.temporary), *map(str, self.temporary.iterdir())]:
-            if time.monotonic() > until:
+        while True:
+            files = [str(each) for each in self.temporary.iterdir() if not each.name.startswith(CACHE)]
+            found = [*processes_of(self.temporary), *files]
+            if not found or time.monotonic() > until:
                 break
             time.sleep(0.2)
         shutil.rmtree(self.temporary, ignore_errors=True)

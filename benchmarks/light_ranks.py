@@ -33,6 +33,8 @@ COLUMNS = {
     "_first_values": 1,
 }
 
+SINGLE = ("_means", "_sums")  # of these, in the precision of the tensors
+
 
 class LightRoles:
     """The methods of worker_roles.WorkerRoles, its sender and its taker that a step calls. Args: trains, beside the policy."""
@@ -76,8 +78,8 @@ class LightRoles:
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> NullStream:
         return NullStream(self._updates, on_tokens)
 
-    def rows_of(self, rows: int, columns: int) -> NDArray[np.float64]:
-        return np.zeros((rows, columns))
+    def rows_of(self, rows: int, of: str) -> NDArray[Any]:
+        return np.zeros((rows, COLUMNS[of]), np.float32 if of in SINGLE else np.float64)
 
 
 def start_light_roles(outbox: Outbox, trains: bool) -> LightRoles:
@@ -161,7 +163,7 @@ def use_light_ranks(per_process: int) -> None:
             name, wanted, *given = arguments
             if name == "rows_of":
                 of, record, *_ = given
-                given = [rows[record.binary()], COLUMNS[getattr(of, "func", of).__name__]]
+                given = [rows[record.binary()], getattr(of, "func", of).__name__]
             # It reads no batch, whose records are of torch
             given = [None if isinstance(each, ray.ObjectRef) else each for each in given]
             arguments = (name, wanted, *given)
