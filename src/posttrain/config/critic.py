@@ -9,13 +9,14 @@ from pydantic import Field
 from posttrain.config.algorithm import Aggregation
 from posttrain.config.base import Section
 from posttrain.config.lora import LoraConfig
+from posttrain.config.model import ModelName
 from posttrain.config.policy import ONE_DEVICE, OptimizerConfig, ScheduleConfig
 
 
 class CriticConfig(Section):
     """Used by estimators that need values (gae)."""
 
-    path: str | None = None
+    path: ModelName | None = None
     """Folder or hub id of the starting weights: a causal language model, which gets a new value head, or a token
     classification model with one label; null means the policy's."""
     engine: str = ONE_DEVICE

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from posttrain.config.base import Section
 from posttrain.registry import plug_in
 
+NOTHING = ("None", "none", "null", "NULL", "Null")
+
+
+def names_a_model(value: str) -> str:
+    """Reject the texts by which programs write that there is none: Hydra and YAML read None as a name."""
+    if value in NOTHING:
+        raise PydanticCustomError(
+            "no_model",
+            "the text '{text}' names nothing; write a folder or a hub id, or null where the key may be left out",
+            {"text": value},
+        )
+    return value
+
+
+ModelName = Annotated[str, AfterValidator(names_a_model)]
+
 
 class ModelConfig(Section):
-    path: str
+    path: ModelName
     """Folder or hub id of a Hugging Face causal language model, or of a vision-language model (docs/vision.md). An id may name a
     revision: org/name@REVISION."""
     revision: str | None = None
     """Branch, tag or commit of a hub id in model.path; null means the newest of main. The run keeps to the commit."""
-    tokenizer_path: str | None = None
+    tokenizer_path: ModelName | None = None
     """Folder or hub id of the tokenizer; null means the model's."""
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision of forward and backward passes; float16 scales the loss by a factor that adapts, and is slow on a CPU."""
@@ -75,7 +91,7 @@ class ModelConfig(Section):
 
 
 class ReferenceConfig(Section):
-    path: str | None = None
+    path: ModelName | None = None
     """Frozen model that KL is measured against; null means the policy's starting weights."""
     sequences_per_micro_batch_per_device: int = Field(default=32, ge=1)
     """Sequences per forward pass when log-probs are computed without gradient (reference, and old log-probs of the policy)."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from posttrain.config.algorithm import KlEstimator
 from posttrain.config.base import Section
 from posttrain.config.judge import JUDGE, JudgeConfig
+from posttrain.config.model import ModelName
 from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.process_reward import ProcessRewardConfig
 
@@ -58,7 +59,7 @@ class RewardTerm(Section):
 class RewardModelConfig(Section):
     """A sequence classification model that scores whole responses."""
 
-    path: str
+    path: ModelName
     """Folder or hub id of a sequence or token classification model with one label."""
     weight: float = 1.0
     """Factor of its score in the reward."""

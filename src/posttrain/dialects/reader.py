@@ -69,6 +69,7 @@ class Reader:
         self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
         self.referred = composed.referred
+        self.open = frozenset(composed.open)  # written as ???: their defaults stand in
         self.own: list[Own] = []  # keys that the peer does not have
         self.own_keys, problems = own_keys_of(self.section(OUR_SECTION), self.sources)
         self.problems += problems

@@ -164,8 +164,7 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
         fields[f"{role}.{name}"] = size
         split *= max(1, size)
     shared = get(keys, sizes["sequence_parallel"], 1)
-    # With --here one device has all of the model
-    if devices % split and not (keys.here and devices == 1):
+    if devices % split and not _has_all(keys, devices):
         product = " x ".join(str(get(keys, key, 1)) for key in sizes.values())
         key = max(sizes.values(), key=lambda key: int(get(keys, key, 1)))
         fits = [size for size in range(min(split, devices), 0, -1) if devices % size == 0]
@@ -184,6 +183,13 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             fix=f"use {model}.use_remove_padding=True, or {ulysses}=1",
         )
     return split, shared
+
+
+def _has_all(keys: Reader, devices: int) -> bool:
+    """Return True where --here gives a whole model to one device, and the cluster's own number of devices is 1 or not written: a
+    script may leave it to a variable."""
+    counts = ("trainer.nnodes", "trainer.n_gpus_per_node")
+    return keys.here and (devices == 1 or not all(keys.written(key) and key not in keys.open for key in counts))
 
 
 def _other_sizes(keys: Reader, fields: dict[str, Any], role: str, section: str, devices: int) -> dict[str, str]:
@@ -228,8 +234,7 @@ def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
             keys.problem(what, key=sharing, fix=f"use {sharing}={size}, or 1")
     else:
         keys.ignore(copies, "without expert_parallel_size above 1 the copies of a sampler work by themselves")
-    # With --here one device has all of the sampler
-    if size >= 1 and devices % size and not (keys.here and devices == 1):
+    if size >= 1 and devices % size and not _has_all(keys, devices):
         fits = next(count for count in range(min(size, devices), 0, -1) if devices % count == 0)
         what = f"{devices} {'device does' if devices == 1 else 'devices do'} not split into samplers of {size} devices each"
         keys.problem(what, key=key, fix=f"use {key}={fits}, or a number of devices that {size} divides")
