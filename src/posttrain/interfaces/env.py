@@ -124,6 +124,7 @@ class TurnOptions:
     prompt_logprobs: bool = False  # report the log-probs of its prompt
     temperature: float | None = None  # None: the run's
     grammar: str = ""  # that its text is kept within; "": none
+    tokens: bool = False  # its token ids and their log-probs are given before its answer (``TokenEnv``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,14 @@ class AskingEnv(Protocol):
 
     def close(self) -> Mapping[str, float]:
         """End the episode; as ``Env.close``."""
+        ...
+
+
+class TokenEnv(AskingEnv, Protocol):
+    """An AskingEnv that asks for the tokens of turns (``TurnOptions.tokens``)."""
+
+    def sampled(self, turn: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Take the tokens of a turn and their log-probs, in nats, before its answer. Not called by hosts that know no tokens."""
         ...
 
 
@@ -247,12 +256,17 @@ EnvEvent = EnvStart | EnvRestored | EnvStep | EnvAsk | EnvWithdrawn | EnvScored 
 
 
 @runtime_checkable
-class TokenHost(Protocol):
+class TokenTaker(Protocol):
     """A host that takes the tokens of turns."""
 
     def sampled(self, episode: str, turn: str, response: Trajectory) -> None:
         """Take the tokens of a turn that an AskingEnv has asked for, before its answer."""
         ...
+
+
+@runtime_checkable
+class TokenHost(TokenTaker, Protocol):
+    """A host that takes the tokens of turns, also while they are sampled, and may refuse a turn."""
 
     def refuse(self, episode: str, turn: str, why: str) -> None:
         """Refuse a turn that cannot be sampled: the chat template rejects its messages, or they are too long. The episode is as

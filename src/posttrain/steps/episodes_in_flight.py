@@ -17,6 +17,7 @@ from posttrain.interfaces.env import (
     EnvStep,
     EnvWithdrawn,
     TokenHost,
+    TokenTaker,
 )
 from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream
 from posttrain.interfaces.worlds import Worlds
@@ -331,7 +332,7 @@ class Episodes:
         try:
             if isinstance(episode, Conversations):
                 said = episode.sampled(request.draw_name, response)
-                if isinstance(self._worlds.host, TokenHost):
+                if isinstance(self._worlds.host, TokenTaker):
                     self._worlds.host.sampled(str(place), said.turn, response)
                 counts = {"prompt_tokens": said.prompt_tokens, "response_tokens": tokens}
                 self._act(place, {"turn": said.turn, "action": said.action, "cut": cut, **counts})

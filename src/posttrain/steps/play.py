@@ -6,7 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from posttrain.errors import DataError
-from posttrain.interfaces.env import TEMPLATE, EnvAsk, EnvEvent, EnvFailed, EnvStart, EnvStep, EnvWithdrawn, TokenHost
+from posttrain.interfaces.env import (
+    TEMPLATE,
+    EnvAsk,
+    EnvEvent,
+    EnvFailed,
+    EnvStart,
+    EnvStep,
+    EnvWithdrawn,
+    TokenHost,
+    TokenTaker,
+)
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens, Request, RequestStream, TurnSampler
 from posttrain.interfaces.worlds import Worlds
 from posttrain.records.prompts import Prompt
@@ -152,7 +162,7 @@ class _Playing:
         try:
             if isinstance(episode, Conversations):
                 said = episode.sampled(response.sample_id, response)
-                if isinstance(self._worlds.host, TokenHost):
+                if isinstance(self._worlds.host, TokenTaker):
                     self._worlds.host.sampled(name, said.turn, response)
                 self._worlds.host.answer(
                     name, said.turn, said.action, cut=cut, prompt_tokens=said.prompt_tokens, response_tokens=tokens

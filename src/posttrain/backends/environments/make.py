@@ -42,7 +42,6 @@ TIMEOUT = "env_timeout"
 MEMORY = "env_memory"  # it needed more than environment.memory_gib
 INVALID = "env_invalid"  # it returned something else than it should
 OTHER = "env_other_conversation"  # played again for its score, it says something else than stands in the conversation
-
 T = TypeVar("T")
 
 
@@ -83,7 +82,9 @@ class HostedEpisode:
 
         return emitted
 
-    def answer(self, turn: str, action: str, **more: Any) -> None:
+    def answer(self, turn: str, action: str, tokens: Sequence[Any] = (), **more: Any) -> None:
+        if tokens:
+            self._env.sampled(turn, *tokens)
         self._env.answer(turn, action, **more)
 
     def reset(self) -> dict[str, Any]:
@@ -339,6 +340,7 @@ def _options(value: Any) -> TurnOptions:
         prompt_logprobs=values.get("prompt_logprobs") is True,
         temperature=temperature,
         grammar=str(values.get("grammar") or ""),
+        tokens=values.get("tokens") is True,
     )
 
 
@@ -381,15 +383,13 @@ def _number(value: Any, name: str) -> float:
 
 
 def _text(values: Mapping[Any, Any], name: str) -> str | None:
-    found = values.get(name)
-    if found is not None and not isinstance(found, str):
+    if (found := values.get(name)) is not None and not isinstance(found, str):
         raise BadAnswer(f"{name} is {_shown(found)} instead of a text")
     return found
 
 
 def _count(values: Mapping[Any, Any], name: str) -> int | None:
-    found = values.get(name)
-    if found is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
+    if (found := values.get(name)) is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
         raise BadAnswer(f"{name} is {_shown(found)} instead of a number of tokens")
     return found
 

@@ -35,6 +35,7 @@ from posttrain.interfaces.env import (
 from posttrain.processes import frames, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.forks import ForkedEnd, ForkServer
+from posttrain.records.trajectories import Trajectory
 
 LOAD_S = 120.0  # more time for the first answer of an environment: its libraries may have to be imported
 MOST_BYTES = 1 << 24  # of one answer
@@ -61,6 +62,8 @@ class _Worker:
     told: bool = True  # False: the answer is dropped
     asks: bool = False  # its environment asks for turns by itself, and has not ended
     turns: set[str] = field(default_factory=set)  # those that it waits for
+    # The tokens of such turns, with their log-probs, where they are asked for; empty until they are sampled
+    tokens: dict[str, list[Any]] = field(default_factory=dict)
     deadline: float = 0.0
     received: bytearray = field(default_factory=bytearray)
 
@@ -141,6 +144,11 @@ class ProcessHost:
     def step(self, episode: str, action: str, cut: bool = False) -> None:
         self._send(self._by_episode[episode], {"do": "step", "action": action, "cut": cut}, self._timeout_s)
 
+    def sampled(self, episode: str, turn: str, response: Trajectory) -> None:
+        worker = self._by_episode.get(episode)
+        if worker is not None and turn in worker.tokens:
+            worker.tokens[turn] = [list(response.token_ids), list(response.logprobs)]
+
     def answer(
         self, episode: str, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int
     ) -> None:
@@ -148,6 +156,8 @@ class ProcessHost:
         if worker is None:  # it has failed meanwhile
             return
         command = {"do": "answer", "turn": turn, "action": action, "cut": cut}
+        if tokens := worker.tokens.pop(turn, []):
+            command["tokens"] = tokens
         self._write(worker, {**command, "prompt_tokens": prompt_tokens, "response_tokens": response_tokens})
         worker.turns.discard(turn)
         if not worker.turns:
@@ -276,8 +286,11 @@ class ProcessHost:
         match event:
             case EnvAsk():
                 worker.turns.add(event.turn)
+                if event.options.tokens:
+                    worker.tokens[event.turn] = []
             case EnvWithdrawn():
                 worker.turns.discard(event.turn)
+                worker.tokens.pop(event.turn, None)
                 worker.deadline = time.monotonic() + self._timeout_s
             case _:
                 worker.asks = False
@@ -315,7 +328,7 @@ class ProcessHost:
     def _free(self, worker: _Worker) -> None:
         if worker.episode is not None:
             self._by_episode.pop(worker.episode, None)
-        worker.episode, worker.doing, worker.asks = None, "", False
+        worker.episode, worker.doing, worker.asks, worker.tokens = None, "", False, {}
 
     def _fork(self) -> _Worker:
         pid, own = self._server.fork()

@@ -27,7 +27,6 @@ class Honours:
     tops: bool = False  # and reports the likeliest tokens
     echoes: bool = False  # and the log-probs of its prompt
     grammars: bool = False  # and keeps a response within a grammar
-    logprobs: bool = True  # answers have the log-probs of their tokens
     scores: bool = True  # a request may want no new token, but its prompt's log-probs (echo)
     caps_tokens: bool = False  # a max_tokens above the endpoint's limit is lowered to it
     # Parameters that have no effect, by the user's wish.

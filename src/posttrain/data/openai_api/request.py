@@ -122,9 +122,7 @@ def _logprob_problems(body: Mapping[str, Any], *, chat: bool, honours: Honours) 
         yield f"echo is {json.dumps(echo)[:60]}; use true or false"
     elif echo and asked not in (None, False) and not honours.echoes:
         yield "echo with logprobs is for samplers that report the log-probs of a request's prompt: rollout.engine native"
-    if asked not in (None, False) and not honours.logprobs:
-        yield "logprobs are not returned to agents"
-    elif chat and asked not in (None, True, False):
+    if chat and asked not in (None, True, False):
         yield f"logprobs is {json.dumps(asked)[:60]}; use true or false"
     yield from _top_problems(body, chat=chat, tops=honours.tops)
 

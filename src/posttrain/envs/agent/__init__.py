@@ -87,6 +87,7 @@ class Agent:
         self._emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None] = lambda event: None
         self._turns = AskedTurns(spec, lambda event: self._emit(event))
         self._metrics: Mapping[str, float] = {}
+        self._tokens: dict[str, tuple[Sequence[int], Sequence[float]]] = {}  # of turns that are answered next
 
     def begin(self, seed: int, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
         """Start the agent."""
@@ -112,7 +113,12 @@ class Agent:
 
     def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
         """Answer a request, unless its client has gone."""
-        self._turns.answer(turn, action, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
+        counts = {"prompt_tokens": prompt_tokens, "response_tokens": response_tokens}
+        self._turns.answer(turn, action, cut=cut, tokens=self._tokens.pop(turn, None), **counts)
+
+    def sampled(self, turn: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Take the tokens of the turn that is answered next."""
+        self._tokens[turn] = (token_ids, logprobs)
 
     def close(self) -> Mapping[str, float]:
         """End the agent and its child processes. Returns: its own metrics, and the numbers of turns, of requests beyond the limit

@@ -149,7 +149,6 @@ def turn_honours(spec: EnvSpec, *, any_sampling: bool) -> Honours:
         seeds="seed" in spec.honours,
         grammars="grammar" in spec.honours,
         distributions=frozenset({"temperature"} & set(spec.honours)),
-        logprobs=False,
         **RUN_HONOURS,
         ignored=frozenset({*DISTRIBUTION, "seed"}) if any_sampling else frozenset(),
     )

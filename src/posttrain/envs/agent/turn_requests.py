@@ -72,6 +72,8 @@ class TurnRequest:
             prompt_logprobs=asked.echo and asked.with_logprobs,
             temperature=None if asked.sampling is None else asked.sampling.temperature,
             grammar=asked.grammar,
+            # What follows token ids is compared with the tokens that were sampled
+            tokens=asked.with_logprobs or isinstance(self.prompt, tuple),
         )
 
     def answer(self, response: Trajectory, *, prompt_tokens: int, response_tokens: int) -> None:

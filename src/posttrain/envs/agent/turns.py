@@ -47,7 +47,7 @@ class _Conversation:
         if isinstance(before, str) and isinstance(now, str):
             said = before + str(self.answer["text"])
             return now[len(said) :] if now.startswith(said) and now != said else None
-        if isinstance(before, str) or isinstance(now, str):
+        if isinstance(before, str) or isinstance(now, str) or not self.response.token_ids:
             return None
         sampled = (*before, *self.response.token_ids)
         return now[len(sampled) :] if now[: len(sampled)] == sampled and now != sampled else None
@@ -149,8 +149,10 @@ class AskedTurns:
         prompt_tokens: int,
         response_tokens: int,
         response: Trajectory | None = None,
+        tokens: tuple[Sequence[int], Sequence[float]] | None = None,
     ) -> None:
-        """Answer a request, unless its client has gone. ``response``: the turn's tokens, where they are known here."""
+        """Answer a request, unless its client has gone. ``response``, or ``tokens`` and their log-probs: the turn's tokens, where
+        they are known here."""
         with self.lock:
             pending = self._pending.get(turn)
             if pending is None:
@@ -161,7 +163,12 @@ class AskedTurns:
                 return
             del self._pending[turn]
             self.turns += request.trained
+            if request.asked.with_logprobs and response is None and tokens is None:
+                request.refuse("the tokens of this episode's turns are not known here, so there are no logprobs")
+                return
             said = _said(turn, action, request.asked, cut=cut, response=response)
+            if tokens is not None:
+                said = replace(said, token_ids=tuple(tokens[0]), logprobs=tuple(tokens[1]))
             shown = shown_text(request.asked, said)
             told: Message = {"text": shown}
             if request.prompt is None:

@@ -452,7 +452,14 @@ def test_a_worker_costs_little_memory(
 
 def test_the_options_of_a_turn_come_through_a_process_whole() -> None:
     given = TurnOptions(
-        stop=("a", "b"), seed=3, draws_as="x", top_logprobs=2, prompt_logprobs=True, temperature=0.5, grammar="g"
+        stop=("a", "b"),
+        seed=3,
+        draws_as="x",
+        top_logprobs=2,
+        prompt_logprobs=True,
+        temperature=0.5,
+        grammar="g",
+        tokens=True,
     )
     usual = TurnOptions()
     # Every option is given here: a new one has to be carried, too

@@ -24,7 +24,7 @@ from posttrain.envs.agent.listener import Listener, turn_honours
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvAsk, EnvFailed, EnvSpec, EnvStart, EnvStep
 from posttrain.processes import proc
-from posttrain.records.trajectories import SamplingParams
+from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
 ASKED = [{"role": "user", "content": "Guess."}]
 RUN = SamplingParams(max_response_tokens=64)
@@ -67,6 +67,19 @@ def rivals(episode):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda name: ask(episode, episode.messages, model=name), names))
     return 1.0
+
+def by_tokens(episode):
+    """Goes on behind the token ids that were sampled, then behind others, and returns the sum of their log-probs."""
+    def complete(prompt):
+        body = json.dumps({"prompt": prompt, "logprobs": 1}).encode()
+        request = urllib.request.Request(episode.base_url + "/completions", body,
+            {"Authorization": "Bearer " + episode.api_key, "Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["choices"][0]["logprobs"]
+    first = complete([1, 2])
+    second = complete([1, 2, *first["token_ids"], 9])
+    third = complete([1, 2, 8, 9])
+    return sum(sum(each["token_logprobs"]) for each in (first, second, third))
 
 async def waits(episode):
     ask(episode, episode.messages)
@@ -184,6 +197,47 @@ def test_calls_of_tools_come_back_as_they_were_told(made: Callable[..., InTurns]
     [observation] = step.messages
     assert (observation["role"], observation["content"]) == ("tool", '{"at": "door"}')
     assert env.step("Done.").reward is None  # it returned nothing: the run's terms score it
+
+
+def test_token_ids_go_on_behind_those_that_were_sampled(made: Callable[..., InTurns]) -> None:
+    env = made("by_tokens")
+    env.reset(0)
+    asked = []
+    for ids, logprobs in (((3, 4), (-0.5, -0.25)), ((5,), (-1.0,)), ((6,), (-2.0,))):
+        assert env.asked.options.tokens
+        asked.append((env.asked.line, env.asked.prompt))
+        env.env.sampled(env.asked.turn, ids, logprobs)
+        end = env.step("text")
+    # The second adds one token to the two that were read and the two that were sampled; the third is another conversation
+    assert asked == [(1, (1, 2)), (1, (9,)), (2, (1, 2, 8, 9))]
+    assert end.reward == -3.75
+
+
+def test_a_host_that_knows_no_tokens_gives_no_log_probs(made: Callable[..., InTurns]) -> None:
+    env = made("by_tokens")
+    env.reset(0)
+    with pytest.raises(AgentFailed, match="HTTP Error 400"):
+        env.step("text")
+
+
+def test_tokens_reach_an_agent_through_its_process(agents: Path) -> None:
+    host = ProcessHost(1, 60.0, ["agent"])
+    try:
+        host.start("a", EnvSpec(name="agent", settings={"function": f"{agents}:by_tokens"}, messages=ASKED), 0)
+        prompts: list[Any] = []
+        for ids, logprobs in (((3, 4), (-0.5, -0.25)), ((5,), (-1.0,)), ((6,), (-2.0,))):
+            [(_, asked)] = host.wait(60)
+            assert isinstance(asked, EnvAsk)
+            prompts.append(asked.prompt)
+            said = Trajectory(
+                sample_id="s", token_ids=ids, logprobs=logprobs, text="x", stop_reason=StopReason.EOS, policy_version=0
+            )
+            host.sampled("a", asked.turn, said)
+            host.answer("a", asked.turn, "x", cut=False, prompt_tokens=2, response_tokens=len(ids))
+        [(_, end)] = host.wait(60)
+        assert prompts == [(1, 2), (9,), (1, 2, 8, 9)] and isinstance(end, EnvStep) and end.reward == -3.75
+    finally:
+        host.close()
 
 
 def test_coroutine_functions(made: Callable[..., InTurns]) -> None:
@@ -323,7 +377,7 @@ def test_a_hanging_agent_is_killed_with_what_it_has_started(agents: Path, tmp_pa
         ({"messages": ASKED, "temperature": 0.5}, r"this endpoint samples with 1 \(rollout.temperature\)"),
         ({"messages": ASKED, "stop": ["x"]}, r"this endpoint stops at \[\]"),
         ({"messages": ASKED, "n": 65}, "use 1 to 64"),
-        ({"messages": ASKED, "logprobs": True}, "logprobs are not returned"),
+        ({"messages": ASKED, "logprobs": True, "top_logprobs": 2}, "those of the sampled tokens only"),
         ({"messages": ASKED, "max_tokens": 0.5}, "max_tokens is 0.5"),
         ({"messages": ASKED, "tools": [1]}, "tools must be a list of functions"),
         ({"messages": ASKED, "seed": 3}, "seed=3 is not supported"),
