@@ -6,6 +6,7 @@ verl itself would import, or in the checkout of a fork in the current folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,8 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
 
 
 def read_by_own(keys: Reader) -> set[str]:
-    """Keys of the user's own that an estimator or a loss of the user's own reads."""
-    found: set[str] = set()
+    """Keys of the user's own that an estimator, a loss or a program of the user's own reads."""
+    found: set[str] = _read_by_program(keys)
     for key, (field, section) in _SECTIONS.items():
         name = value_at(keys.values, key)
         registry = _REGISTRIES[field]
@@ -119,6 +120,17 @@ def read_by_own(keys: Reader) -> set[str]:
             below = (each.key for each in keys.own if each.key.startswith(f"{section}."))
             found |= {each for each in below if theirs.may_read(each.removeprefix(f"{section}."))}
     return found
+
+
+def _read_by_program(keys: Reader) -> set[str]:
+    """Keys of the user's own whose last names stand beside a program on SkyRL that plays the episodes: it reads its overrides."""
+    file = value_at(keys.values, f"{OUR_SECTION}.environment.settings.file")
+    if value_at(keys.values, f"{OUR_SECTION}.environment.name") != "skyrl_program" or not isinstance(file, str):
+        return set()
+    words: set[str] = set()
+    for each in Path(file).parent.rglob("*.py"):
+        words |= set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))
+    return {each.key for each in keys.own if each.key.rpartition(".")[2] in words}
 
 
 def _leaves_of(keys: Reader, section: str) -> dict[str, Any]:

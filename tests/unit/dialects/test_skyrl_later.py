@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -87,6 +89,28 @@ def test_an_environment_of_verifiers_ends_its_own_episodes() -> None:
     asked = read("+posttrain.environment.name=verifiers", "environment.env_class=will/wordle@0.1.4", endpoint)
     environment = asked.config.environment
     assert (environment.name, environment.settings["env"], environment.max_turns) == ("verifiers", "wordle", None)
+
+
+def test_a_program_with_a_generator_reads_its_overrides_itself(tmp_path: Path) -> None:
+    file = tmp_path / "main_mine.py"
+    file.write_text("bonus: float = 0.0")
+    settings = "+posttrain.environment.settings"
+    ours = ("+posttrain.environment.name=skyrl_program", f"{settings}.file='{file}'", f"{settings}.folder='{tmp_path}'")
+    given = (f"{G}.max_turns=3", f"{G}.batched=false", f"++{G}.bonus=0.5", "environment.env_class=words")
+    asked = read(*given, *ours)
+    held = asked.config.environment.settings
+    assert asked.problems == () and asked.config.environment.max_turns is None and held["env_class"] == "words"
+    assert any(f"the generator of {file} plays the episodes" in text for text in asked.warnings)
+    # As they were written, but for our own; bonus stands in the program, so it is no unknown key
+    assert [each for each in held["arguments"] if each in given] == list(given)
+    assert not any("posttrain" in each for each in held["arguments"])
+    assert any(each.key == f"{G}.max_turns" for each in asked.ignored)
+    # A key that the program does not have stays unknown, and several rewards of one episode are refused
+    (unknown,) = read(*given, *ours, f"++{G}.bonas=0.5").problems
+    assert unknown.what.startswith(f"there is no key {G}.bonas")
+    file.write_text("bonus: float = 0.0; train_child_trajectories: bool = False")
+    (refused,) = read(*given, *ours, f"++{G}.train_child_trajectories=true").problems
+    assert "child agents, each with a reward of its own" in refused.what
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import yaml
 from posttrain.backends.environments.make import HostedEpisode
 from posttrain.backends.environments.scoring import OtherConversation
 from posttrain.envs.agent import AgentFailed
-from posttrain.envs.verifiers import verifiers
-from posttrain.envs.verifiers.process import bridge_of
+from posttrain.envs.agent.bridged import bridge_of
+from posttrain.envs.verifiers import BRIDGE, verifiers
 from posttrain.envs.verifiers.tasksets import block_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep, FinishedConversation, PlayedTurn
@@ -74,7 +74,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} "$@"\n')
     program.chmod(0o755)
     yield tmp_path
-    bridge_of(str(program)).kill()
+    bridge_of(str(program), BRIDGE, "verifiers").kill()
 
 
 class Driven:
@@ -300,7 +300,7 @@ def test_rubrics_score_conversations_of_programs_outside() -> None:
         found = env.score(FinishedConversation(messages=[], turns=turns))
         assert found["reward"] == 1.0, kind
         assert env.close()["metrics"]["spoken"] == len(actions)
-    bridge_of(PYTHON).kill()
+    bridge_of(PYTHON, BRIDGE, "verifiers").kill()
 
 
 @pytest.mark.slow

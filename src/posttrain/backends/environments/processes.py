@@ -62,7 +62,7 @@ class _Worker:
     told: bool = True  # False: the answer is dropped
     asks: bool = False  # its environment asks for turns by itself, and has not ended
     turns: set[str] = field(default_factory=set)  # those that it waits for
-    # The tokens of such turns, with their log-probs, where they are asked for; empty until they are sampled
+    # Token ids and log-probs of turns whose requests want them; empty until they are sampled
     tokens: dict[str, list[Any]] = field(default_factory=dict)
     deadline: float = 0.0
     received: bytearray = field(default_factory=bytearray)

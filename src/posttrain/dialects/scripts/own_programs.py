@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.dialects.scripts import own_generators
 from posttrain.dialects.scripts.own_options import given_options, options_of
 from posttrain.dialects.scripts.peer_trainers import (
     BASES,
@@ -167,6 +168,8 @@ class _Replaced:
     sets_up: str = ""  # refused of a user's program: it makes the peer's workers and samplers in its own way
     instead: str = ""  # the fix, where naming the peer's own program is none
     adds: list[str] = field(default_factory=list)  # overrides that say the same
+    generator: str = ""  # of the program's own, on SkyRL: it plays the episodes
+    rows: str = ""  # its method that reads them
 
 
 def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: bool = False) -> Trainer | None:
@@ -187,6 +190,11 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         _look_at_patches(file, source, roots, theirs, replaced)
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
+    if replaced.generator and not replaced.rows:
+        replaced.adds += own_generators.overrides_of(file, word)
+    elif replaced.generator:
+        replaced.refused = replaced.refused or f"{replaced.rows} reads rows for {replaced.generator} in its own way"
+        replaced.instead = own_generators.INSTEAD
     written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
     return Trainer(
         peer.module,
@@ -283,8 +291,8 @@ def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _
     """Note the methods of a subclass that replace the peer's own, and refuse those that change the algorithm."""
     own = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     overridden = [name for name in own if name in peer.methods]
-    if overridden:
-        listed = ", ".join(f"{name} (line {own[name].lineno})" for name in overridden)
+    if said := [name for name in overridden if name != "get_generator"]:
+        listed = ", ".join(f"{name} (line {own[name].lineno})" for name in said)
         replaced.notes.append(
             f"{definition.name} of {file}:{definition.lineno} overrides {listed}, which are not called"
         )
@@ -300,6 +308,8 @@ def _look_at_method(
     replaced: _Replaced,
     own: set[str],
 ) -> None:
+    if method.name == "get_train_dataset":
+        replaced.rows = f"{title} (line {method.lineno} of {file})"
     if replaced.refused or method.name in OUTSIDE_THE_LOOP:
         return
     if peer.dialect != "verl":
@@ -329,12 +339,10 @@ def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, fi
     if method.name not in ("get_generator", "get_trainer"):
         replaced.sets_up = replaced.sets_up or what
         return
+    if method.name == "get_generator" and not replaced.refused:
+        replaced.generator = replaced.generator or part
+        return
     replaced.refused = what
-    if method.name == "get_generator":
-        replaced.instead = (
-            "let it play against the run's own endpoint, which takes a reward for each conversation (docs/open-run.md): name "
-            "skyrl_train.entrypoints.main_base in the script, with ++generator.enable_http_endpoint=true"
-        )
 
 
 def _look_at_patches(file: Path, source: ast.Module, roots: tuple[Path, ...], peer: Peer, replaced: _Replaced) -> None:

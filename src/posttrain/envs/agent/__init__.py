@@ -82,12 +82,14 @@ class Agent:
             honours=turn_honours(spec, any_sampling=any_sampling),
             form=spec.tool_call_form,
             on_gone=self._gone,
+            reads=self.reads,
         )
         self._process: AgentRun | None = None
         self._emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None] = lambda event: None
         self._turns = AskedTurns(spec, lambda event: self._emit(event))
         self._metrics: Mapping[str, float] = {}
-        self._tokens: dict[str, tuple[Sequence[int], Sequence[float]]] = {}  # of turns that are answered next
+        # Of turns that are answered next
+        self._tokens: dict[str, tuple[Sequence[int], Sequence[float]]] = {}
 
     def begin(self, seed: int, emit: Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]) -> None:
         """Start the agent."""
@@ -103,6 +105,10 @@ class Agent:
         self._process = self.started(episode)
         self._listener.start(episode, self._options)
         self._process.watch(self._ended)
+
+    def reads(self, body: Any) -> Any:
+        """Return the body of a request as it is read."""
+        return body
 
     def started(self, episode: AgentEpisode) -> AgentRun:
         """Start the agent's process."""

@@ -63,12 +63,14 @@ class Listener:
         honours: Honours,
         form: str = DEFAULT,
         on_gone: Callable[[TurnRequest], None] = lambda request: request.refuse("the client has left", 499),
+        reads: Callable[[Any], Any] = lambda body: body,
     ):
-        """Args: on_request takes the choices of a request; sampling, the run's; form, of tool calls."""
+        """Args: on_request takes the choices of a request; sampling, the run's; form, of tool calls; reads makes the body that is
+        read of the one that came."""
         self.token = secrets.token_urlsafe(24)
         self.result: Mapping[str, Any] | None = None  # sent by a program to POST /result
         self._on_request = on_request
-        self._on_gone = on_gone
+        self._on_gone, self._reads = on_gone, reads
         self._sampling, self._honours, self.form = sampling, honours, form
         self._waiting: set[Choices] = set()
         self._lock = threading.Lock()
@@ -112,6 +114,7 @@ class Listener:
 
     def turn(self, body: Any, gone: Callable[[], bool], *, chat: bool) -> Choices:
         """Wait for the policy's turns, or until the client has ``gone``. Raises: Refused."""
+        body = self._reads(body)
         asked = read(body, self._sampling, chat=chat, honours=self._honours, form=self.form)
         trained = body.get("model") != UNTRAINED
         if trained:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from posttrain.data.episodes import FIRST_TRAINING_SEED
 from posttrain.envs.agent import Agent
+from posttrain.envs.agent.bridged import BridgedEpisode
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.envs.verifiers.process import BridgedEpisode
 from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import AskingEnv, EnvSpec
 from posttrain.libraries.prime_rl import Sources, sources
 from posttrain.registry import ENVS
 
 PYTHON = "POSTTRAIN_VERIFIERS_PYTHON"
+BRIDGE = Path(__file__).with_name("bridge.py")
 
 
 @ENVS.register("verifiers", asks=True)
@@ -76,6 +78,8 @@ class VerifiersEpisode(Agent):
         played = self._found.training if training else self._found.validation
         return BridgedEpisode(
             self._python,
+            BRIDGE,
+            "verifiers",
             {
                 "env": played.env,
                 "options": dict(played.options),

@@ -90,10 +90,10 @@ def test_a_method_that_is_replaced_from_outside(tmp_path: Path) -> None:
         launched(tmp_path, patch, split="def fit(self):\n    pairs(1)\n")
 
 
-def test_skyrls_generator_of_the_users_own_is_refused(tmp_path: Path) -> None:
+def test_skyrls_trainer_of_the_users_own_is_refused(tmp_path: Path) -> None:
     program = "from skyrl_train.entrypoints.main_base import BasePPOExp\nclass E(BasePPOExp):\n    def {}(self): ...\n"
-    with pytest.raises(ConfigError, match=r"E.get_generator \(line 3"):
-        launched(tmp_path, program.format("get_generator"))
+    with pytest.raises(ConfigError, match=r"E.get_trainer \(line 3"):
+        launched(tmp_path, program.format("get_trainer"))
     assert "overrides get_tracker (line 3)" in launched(tmp_path, program.format("get_tracker")).notes[1]
 
 
@@ -117,16 +117,38 @@ def test_parts_of_skyrls_own_become_the_keys_that_ask_for_them(
     assert launch.arguments[-1] == override
 
 
-@pytest.mark.parametrize("command", ["python3 mine.py", "python -m examples.own.main_mine"])
-def test_another_generator_is_refused_by_name_under_any_name_of_the_program(tmp_path: Path, command: str) -> None:
-    program = f"{SKYRL}    def get_generator(self, cfg):\n        return BoxGenerator(cfg.generator)\n"
+GENERATES = f"{SKYRL}    def get_generator(self, cfg):\n        return BoxGenerator(cfg.generator)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "folder"),
+    [
+        ("python3 mine.py", "mine.py", ""),
+        ("python -m examples.own.main_mine", "examples/own/main_mine.py", ""),
+        ("python examples/own/main_mine.py", "examples/own/main_mine.py", "examples/own"),
+    ],
+)
+def test_another_generator_plays_under_any_name_of_the_program(
+    tmp_path: Path, command: str, file: str, folder: str
+) -> None:
     place = tmp_path / "examples" / "own"
     place.mkdir(parents=True)
-    (place / "main_mine.py").write_text(program)
+    (place / "main_mine.py").write_text(GENERATES)
+    launch = launched(tmp_path, GENERATES, command)
+    assert list(launch.arguments[-3:]) == [
+        "+posttrain.environment.name=skyrl_program",
+        f"+posttrain.environment.settings.file='{tmp_path / file}'",
+        f"+posttrain.environment.settings.folder='{tmp_path / folder}'",
+    ]
+    assert "get_generator" not in "".join(launch.notes)
+
+
+def test_a_generator_whose_rows_only_its_program_reads_is_refused(tmp_path: Path) -> None:
+    program = f"{GENERATES}    def get_train_dataset(self):\n        return Tasks(self.cfg.data)\n"
     with pytest.raises(
-        ConfigError, match=r"E.get_generator \(line 3 .* puts BoxGenerator in the place of its own.*open-run"
+        ConfigError, match=r"E.get_train_dataset \(line 5 .* reads rows for BoxGenerator in its own way.*open-run"
     ):
-        launched(tmp_path, program, command)
+        launched(tmp_path, program)
 
 
 def test_an_example_of_skyrls_may_make_its_samplers_in_its_own_way(tmp_path: Path) -> None:

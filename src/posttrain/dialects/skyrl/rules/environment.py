@@ -6,6 +6,8 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
+from posttrain.dialects.trees import value_at
+from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import did_you_mean
 from posttrain.libraries.skyrl_names import RUN_CODE, SHIPPED, of_checkout
 
@@ -14,7 +16,8 @@ SECTION = "environment.skyrl_gym"
 ENDPOINT = "generator.enable_http_endpoint"
 _ENDPOINT_KEYS = ("generator.http_endpoint_host", "generator.http_endpoint_port")
 _ONE_TURN = "a conversation of one turn is scored, not played"
-VERIFIERS = "verifiers"
+VERIFIERS, PROGRAM = "verifiers", "skyrl_program"
+CHILDREN = "generator.train_child_trajectories"  # of SkyRL's program of recursive language models
 STEPWISE = "trainer.step_wise_training"  # since 2026 generator.step_wise_trajectories
 _RENDERED_AGAIN = "generator.retokenize_chat_history"  # of its first generator with a sample per turn
 _OURS = "posttrain.environment"
@@ -78,6 +81,8 @@ def environment(keys: Reader) -> dict[str, Any]:
     fields |= _merged(keys)
     if not keys.written("posttrain.reward.terms"):
         fields["reward.terms"] = []
+    if keys.written(f"{_OURS}.name") and keys[f"{_OURS}.name"] == PROGRAM:
+        return fields | _program(keys)
     if keys.written(f"{_OURS}.name"):
         return fields | _verifiers(keys, fields)
     return fields | _package(keys)
@@ -92,6 +97,28 @@ def _verifiers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
     keys.ignore("generator.max_turns", "the environment of verifiers ends its episodes itself")
     name = keys[CLASS].rpartition("/")[2].partition("@")[0]
     return {"environment.settings.env": name, "environment.max_turns": None, "environment.conversation": "messages"}
+
+
+def _program(keys: Reader) -> dict[str, Any]:
+    """Return the fields of a program's own generator, which builds its configuration of the overrides as they were written."""
+    keys.ignore("generator.max_turns", "the program's own generator reads it, and ends its episodes itself")
+    if value_at(keys.values, CHILDREN) is True:
+        what = f"{CHILDREN}=true trains the conversations of child agents, each with a reward of its own"
+        keys.problem(what, key=CHILDREN, fix=f"use {CHILDREN}=false: an episode has one reward", refused=True)
+    keys.warn(
+        f"the generator of {value_at(keys.values, f'{_OURS}.settings.file')} plays the episodes, in a Python that has SkyRL "
+        "(docs/environments.md)"
+    )
+    mark = "override "
+    written = [place.text for key, place in keys.sources.places.items() if not f"{key}.".startswith(f"{OUR_SECTION}.")]
+    return {
+        "environment.settings.env_class": keys[CLASS],
+        "environment.settings.arguments": list(
+            dict.fromkeys(text.removeprefix(mark) for text in written if text.startswith(mark))
+        ),
+        "environment.max_turns": None,
+        "environment.conversation": "messages",
+    }
 
 
 def _merged(keys: Reader) -> dict[str, Any]:

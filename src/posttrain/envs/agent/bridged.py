@@ -1,5 +1,5 @@
-"""The process in which environments of the package verifiers live: a Python of their own, started once and used for many
-episodes."""
+"""Episodes in a Python of the user's own, started once and used for many: a program of this package, the bridge, reads an episode
+from each line of its standard input, and answers with a line."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.processes import start
 from posttrain.processes.environment import Kind, variables_for
 
-BRIDGE = Path(__file__).with_name("bridge.py")
 LAST_LINES = 20  # of its standard error, kept to say why it failed
 
 
 class Bridge:
-    """A running bridge.py. One episode at a time."""
+    """A running bridge. One episode at a time.
 
-    def __init__(self, python: str):
-        self.python = python
+    Args: python, the program; script, the bridge that it runs; title, whose Python it is, for messages.
+    Raises: ConfigError when it cannot be started.
+    """
+
+    def __init__(self, python: str, script: Path, title: str):
+        self.started_as = (python, script)
+        self._title = title
         variables = {
             name: value for name, value in variables_for(Kind.USER_CODE).items() if not name.startswith("PYTHON")
         }
         local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
         try:
             self._process = start.start(
-                [python, "-X", "utf8", str(BRIDGE)],
+                [python, "-X", "utf8", str(script)],
                 environment={**variables, "NO_PROXY": local, "no_proxy": local},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
         except OSError as error:
-            what = f"the Python of verifiers cannot be started: {error}"
-            raise ConfigError(Problem(what, fix="name one with verifiers installed", field="python")) from None
+            what = f"the Python of {title} cannot be started: {error}"
+            raise ConfigError(Problem(what, fix=f"name one with {title} installed", field="python")) from None
         self._errors: deque[str] = deque(maxlen=LAST_LINES)
-        self._reader = threading.Thread(target=self._read_errors, name="verifiers-errors", daemon=True)
+        self._reader = threading.Thread(target=self._read_errors, name="bridge-errors", daemon=True)
         self._reader.start()
 
     @property
@@ -65,7 +69,7 @@ class Bridge:
         self.kill()
         self._reader.join(1.0)
         code = start.ended_in_words(self._process.returncode)
-        return {"failure": f"the process of verifiers has ended ({code}): {''.join(self._errors).strip()[-800:]}"}
+        return {"failure": f"the process of {self._title} has ended ({code}): {''.join(self._errors).strip()[-800:]}"}
 
     def kill(self) -> None:
         """End it at once, with everything that it has started."""
@@ -80,23 +84,23 @@ class Bridge:
 _running: list[Bridge] = []  # of this process, which holds one episode at a time; at most one
 
 
-def bridge_of(python: str) -> Bridge:
-    """The bridge of this process, started where there is none with this Python. Raises: ConfigError."""
-    while _running and not (_running[0].alive and _running[0].python == python):
+def bridge_of(python: str, script: Path, title: str) -> Bridge:
+    """Return the bridge of this process, started where there is none of this Python. Raises: ConfigError."""
+    while _running and not (_running[0].alive and _running[0].started_as == (python, script)):
         _running.pop().kill()
     if not _running:
-        _running.append(Bridge(python))
+        _running.append(Bridge(python, script, title))
     return _running[0]
 
 
 class BridgedEpisode:
     """An episode in a bridge, as the process of an agent."""
 
-    def __init__(self, python: str, episode: Mapping[str, Any]):
-        self._bridge = bridge_of(python)
+    def __init__(self, python: str, script: Path, title: str, episode: Mapping[str, Any]):
+        self._bridge = bridge_of(python, script, title)
         self._episode = episode
         self._over = False
-        self._thread = threading.Thread(name="verifiers-episode", daemon=True)
+        self._thread = threading.Thread(name="bridged-episode", daemon=True)
 
     def watch(self, on_end: Callable[[AgentEnd], None]) -> None:
         """``on_end`` is called once, by another thread."""
@@ -106,7 +110,7 @@ class BridgedEpisode:
             self._over = True
             on_end(AgentEnd(failure=answer["failure"]) if "failure" in answer else ended(answer))
 
-        self._thread = threading.Thread(target=play, name="verifiers-episode", daemon=True)
+        self._thread = threading.Thread(target=play, name="bridged-episode", daemon=True)
         self._thread.start()
 
     def kill(self) -> None:

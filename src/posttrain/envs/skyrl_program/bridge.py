@@ -1,0 +1,244 @@
+"""The other side of the environment ``skyrl_program``: run by a Python that has SkyRL, and nothing of this package.
+
+Reads an episode from each line of standard input (JSON: file, folder, arguments, env_class, messages, row, seed, training,
+base_url, api_key) and answers with a line on standard output: {"reward", "metrics", "stop"} or {"failure"}. All other output goes
+to standard error. The program's ``main`` is called once, up to the point where SkyRL would start its engines and its trainer; its
+experiment then makes a generator for each episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import inspect
+import json
+import math
+import os
+import sys
+import traceback
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+PEERS = ("skyrl.train", "skyrl_train")  # SkyRL's package since 2026, and before
+_pool = concurrent.futures.ThreadPoolExecutor()
+_experiments: dict[str, Any] = {}
+_played = 0
+
+
+async def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # programs print
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        try:
+            answer = await play(json.loads(line))
+        except BaseException as error:  # noqa: BLE001 - someone's program, which may also call sys.exit
+            traceback.print_exc()
+            answer = {"failure": f"{type(error).__name__}: {error}"[:1000]}
+        answers.write(json.dumps(answer) + "\n")
+
+
+async def play(episode: dict[str, Any]) -> dict[str, Any]:
+    """Play an episode with the program's generator."""
+    global _played
+    _played += 1
+    peer, experiment = await asyncio.to_thread(experiment_of, episode)
+    os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = episode["base_url"], episode["api_key"]
+    client = Client(episode, experiment)
+    generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, client)
+    base = importlib.import_module(f"{peer}.generators.base")
+    row = dict(episode["row"])
+    given: dict[str, Any] = {
+        "prompts": [episode["messages"]],
+        "env_classes": [row.pop("env_class", None) or episode["env_class"]],
+        "env_extras": [row],
+        "sampling_params": None,
+        "trajectory_ids": [base.TrajectoryID(str(episode["seed"]), os.getpid() * 100_000 + _played)],
+    }
+    if hasattr(base, "BatchMetadata"):
+        phase = "train" if episode["training"] else "eval"
+        given["batch_metadata"] = base.BatchMetadata(global_step=0, training_phase=phase)
+    return answer_of(await generator.generate(given))
+
+
+def experiment_of(episode: dict[str, Any]) -> tuple[str, Any]:
+    """Return SkyRL's package and the program's experiment, made once for a program and its arguments."""
+    key = json.dumps([episode["file"], episode["arguments"]])
+    if key not in _experiments:
+        folder = str(Path(episode["folder"]).resolve())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        run_here()
+        file = Path(episode["file"]).resolve()
+        module = importlib.import_module(".".join(file.relative_to(folder).with_suffix("").parts))
+        peer = next((each for each in PEERS if f"{each}.entrypoints.main_base" in sys.modules), "")
+        if not peer:
+            raise ImportError(f"{file} does not import SkyRL's trainer ({' or '.join(PEERS)})")
+        _experiments[key] = (peer, made_by(module, file, peer, episode["arguments"]))
+    return _experiments[key]
+
+
+def made_by(module: Any, file: Path, peer: str, arguments: list[str]) -> Any:
+    """Call the program's ``main``, and return the experiment that it would run."""
+    base = sys.modules[f"{peer}.entrypoints.main_base"]
+    found: list[Any] = []
+
+    def begin(self: Any, cfg: Any, *_: Any, **__: Any) -> None:
+        if type(self).run is not note:
+            raise TypeError(f"{type(self).__name__} of {file} has a run of its own, which is not called")
+        self.cfg = cfg
+        self.tokenizer = tokenizer_of(cfg)
+
+    def note(self: Any, *_: Any, **__: Any) -> None:
+        found.append(self)
+
+    base.BasePPOExp.__init__, base.BasePPOExp.run = begin, note
+    for place in (module, base):  # it starts Ray for its workers
+        if hasattr(place, "initialize_ray"):
+            place.initialize_ray = lambda *_, **__: None
+    if not callable(getattr(module, "main", None)):
+        raise TypeError(f"{file} has no function main")
+    sys.argv = [str(file), *arguments]
+    module.main()
+    if not found:
+        raise TypeError(f"main of {file} runs no experiment of SkyRL's (BasePPOExp)")
+    return found[-1]
+
+
+def tokenizer_of(cfg: Any) -> Any:
+    """Load the tokenizer of the policy, as SkyRL does: padded on the left."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(cfg.trainer.policy.model.path, padding_side="left")
+
+
+def run_here() -> None:
+    """Let functions that are sent to Ray run in threads of this process: one machine plays one episode."""
+    import ray
+
+    theirs, fetch = ray.remote, ray.get
+
+    def remote(*given: Any, **options: Any) -> Any:
+        if given and inspect.isfunction(given[0]):
+            return Remote(given[0])
+        if given:
+            return theirs(*given, **options)
+        return lambda what: Remote(what) if inspect.isfunction(what) else theirs(**options)(what)
+
+    def get(what: Any, *given: Any, **options: Any) -> Any:
+        if isinstance(what, list) and all(isinstance(each, Result) for each in what):
+            return [each.future.result() for each in what]
+        return what.future.result() if isinstance(what, Result) else fetch(what, *given, **options)
+
+    if getattr(theirs, "of_bridge", False):
+        return
+    remote.of_bridge = True  # type: ignore[attr-defined]
+    # SkyRL makes actors as soon as Ray is there
+    ray.remote, ray.get, ray.init, ray.is_initialized = remote, get, lambda *_, **__: None, lambda: False
+
+
+class Remote:
+    """A function whose calls run in a thread."""
+
+    def __init__(self, function: Any):
+        self._function = function
+
+    def options(self, **_: Any) -> Remote:
+        return self
+
+    def remote(self, *given: Any, **named: Any) -> Result:
+        def call() -> Any:
+            found = self._function(*given, **named)
+            return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+        return Result(_pool.submit(call))
+
+
+class Result:
+    """The result of such a call, which may be awaited."""
+
+    def __init__(self, future: concurrent.futures.Future[Any]):
+        self.future = future
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self.future).__await__()
+
+
+class Client:
+    """The methods of SkyRL's client of its inference engines that generators call. Each request is a turn of the episode."""
+
+    def __init__(self, episode: dict[str, Any], experiment: Any):
+        self._url, self._key = episode["base_url"], episode["api_key"]
+        self._tokenizer = experiment.tokenizer
+        self.model_name = str(experiment.cfg.trainer.policy.model.path)
+
+    def get_endpoint_url(self) -> str:
+        return str(self._url).removesuffix("/v1")
+
+    async def generate(self, input_batch: Any, model: str | None = None) -> dict[str, Any]:
+        prompts = input_batch.get("prompt_token_ids")
+        if prompts is None:
+            prompts = [
+                self._tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=True, return_dict=False)
+                for each in input_batch["prompts"]
+            ]
+        sampling = input_batch.get("sampling_params") or {}
+        asked = {name: sampling[name] for name in ("max_tokens", "stop") if sampling.get(name)}
+        bodies = [{"prompt": [int(token) for token in prompt], "logprobs": 1, **asked} for prompt in prompts]
+        choices = [each["choices"][0] for each in await asyncio.gather(*(self._post("completions", b) for b in bodies))]
+        tokens = [choice["logprobs"]["token_ids"] for choice in choices]
+        return {
+            "responses": [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens],
+            "response_ids": tokens,
+            "stop_reasons": [choice["finish_reason"] for choice in choices],
+            "response_logprobs": [choice["logprobs"]["token_logprobs"] for choice in choices],
+        }
+
+    async def chat_completion(self, request_payload: dict[str, Any]) -> Any:
+        return await self._post("chat/completions", request_payload["json"])
+
+    async def completion(self, request_payload: dict[str, Any]) -> Any:
+        return await self._post("completions", request_payload["json"])
+
+    async def finish_session(self, session_id: Any) -> None:
+        """No-op: an episode is the session."""
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        return await asyncio.to_thread(self._send, path, json.dumps(body).encode())
+
+    def _send(self, path: str, body: bytes) -> Any:
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._url}/{path}", body, headers)
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"the run refuses a turn: {error.read().decode(errors='replace')[:500]}") from None
+
+
+def answer_of(output: Any) -> dict[str, Any]:
+    """Return the reward of the one trajectory in a generator's output: the sum over its tokens and turns."""
+    rewards, masks, last = output["rewards"], output["loss_masks"], output.get("is_last_step")
+    trajectories = len(rewards) if last is None else sum(map(bool, last))
+    if trajectories != 1:
+        return {
+            "failure": f"the generator returned {trajectories} trajectories for one row: each would need its reward"
+        }
+    stops = output.get("stop_reasons") or [""]
+    if not any(any(mask) for mask in masks):
+        return {"failure": f"the generator masks the whole trajectory ({stops[-1] or 'no reason'})"}
+    reward = math.fsum(math.fsum(each) if isinstance(each, (list, tuple)) else float(each) for each in rewards)
+    found = (output.get("env_metrics") or [{}])[-1] or {}
+    metrics = {str(name): float(each) for name, each in found.items() if _is_finite(each)}
+    return {"reward": reward, "metrics": metrics, "stop": str(stops[-1])}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+if __name__ == "__main__":
+    sys.path = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).resolve().parent]
+    asyncio.run(main())

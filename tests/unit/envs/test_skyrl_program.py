@@ -1,0 +1,247 @@
+"""A program on SkyRL that brings its own generator: its own main and get_generator are called, and its requests are turns."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.envs.agent import AgentFailed
+from posttrain.envs.agent.bridged import bridge_of
+from posttrain.envs.skyrl_program import BRIDGE, skyrl_program
+from posttrain.errors import ConfigError
+from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep
+from posttrain.records.trajectories import SamplingParams
+
+# The parts of SkyRL and Ray that a program meets, with the signatures of SkyRL in 2026.
+SKYRL = """
+import sys
+from dataclasses import dataclass
+import ray
+if ray.is_initialized():
+    raise RuntimeError("an actor would start")
+from types import ModuleType, SimpleNamespace
+
+@dataclass
+class TrajectoryID:
+    instance_id: str
+    repetition_id: int
+
+@dataclass
+class BatchMetadata:
+    global_step: int
+    training_phase: str
+
+class BasePPOExp:
+    def __init__(self, cfg):
+        raise RuntimeError("engines would start")
+    def run(self):
+        raise RuntimeError("training would start")
+
+def section(arguments):
+    tree = SimpleNamespace()
+    for key, _, value in (each.lstrip("+").partition("=") for each in arguments):
+        at = tree
+        *above, last = key.split(".")
+        for part in above:
+            at.__dict__.setdefault(part, SimpleNamespace())
+            at = getattr(at, part)
+        setattr(at, last, value)
+    return tree
+
+def module(name, **given):
+    sys.modules[name] = made = ModuleType(name)
+    made.__dict__.update(given)
+
+def initialize_ray(cfg):
+    raise RuntimeError("a cluster would start")
+
+module("skyrl.train")
+module("skyrl.train.generators")
+module("skyrl.train.generators.base", TrajectoryID=TrajectoryID, BatchMetadata=BatchMetadata)
+module("skyrl.train.entrypoints")
+module("skyrl.train.entrypoints.main_base", BasePPOExp=BasePPOExp, initialize_ray=initialize_ray)
+"""
+RAY = """
+def remote(*given, **options):
+    raise RuntimeError("a worker would start")
+def get(what):
+    raise RuntimeError("nothing to get")
+def init(**options): ...
+def is_initialized(): return True
+"""
+PROGRAM = """
+import asyncio, json, os, sys, urllib.request
+import ray
+import skyrl
+from skyrl.train.entrypoints.main_base import BasePPOExp, initialize_ray
+from .helpers import double
+
+@ray.remote(num_cpus=0.01)
+def outside(messages):
+    body = json.dumps({"model": "openai/m", "messages": messages, "temperature": 0.3, "min_tokens": 1, "logprobs": 0,
+                       "include_stop_str_in_output": True, "skip_special_tokens": True}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+class Generator:
+    def __init__(self, cfg, tokenizer, client):
+        self.mode, self.tokenizer, self.client = cfg.generator.mode, tokenizer, client
+        self.url = client.get_endpoint_url()
+
+    async def generate(self, given):
+        [messages], [row], [name] = given["prompts"], given["env_extras"], given["env_classes"]
+        assert given["batch_metadata"].training_phase == row["phase"] and name == row["wants"], (given, row)
+        if self.mode == "chat":
+            said = await outside.remote(messages)
+            return {"rewards": [float(said)], "loss_masks": [[1]], "stop_reasons": ["stop"]}
+        prompt = self.tokenizer.apply_chat_template(messages)
+        first = await self.client.generate({"prompt_token_ids": [prompt], "sampling_params": {"max_tokens": 5}})
+        ids = prompt + first["response_ids"][0] + [9]
+        second = await self.client.generate({"prompt_token_ids": [ids], "sampling_params": None})
+        told = {"rewards": [[0.0, double(0.125)], [1.0]], "loss_masks": [[1, 1], [1]], "is_last_step": [False, True],
+                "stop_reasons": ["stop", "length"], "env_metrics": [{}, {"said": len(second["responses"][0]), "name": "x"}]}
+        if self.mode == "masked":
+            told["loss_masks"] = [[0, 0], [0]]
+        if self.mode == "several":
+            told["is_last_step"] = [True, True]
+        return told
+
+class Exp(BasePPOExp):
+    def get_generator(self, cfg, tokenizer, inference_engine_client):
+        return Generator(cfg, tokenizer, inference_engine_client)
+
+class Longer(Exp):
+    def run(self): ...
+
+@ray.remote(num_cpus=1)
+def entrypoint(cfg):
+    (Longer if cfg.generator.mode == "runs" else Exp)(cfg).run()
+
+def main():
+    cfg = skyrl.section(sys.argv[1:])
+    print("programs print")
+    initialize_ray(cfg)
+    ray.get(entrypoint.remote(cfg))
+"""
+# Letters for tokens
+TRANSFORMERS = """
+class AutoTokenizer:
+    @classmethod
+    def from_pretrained(cls, path, padding_side):
+        assert (path, padding_side) == ("m", "left")
+        return cls()
+    def apply_chat_template(self, messages, **options):
+        return [ord(letter) for message in messages for letter in message["content"]]
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids))
+"""
+
+
+class Driven:
+    """An episode of the program, whose turns the test takes."""
+
+    def __init__(self, env: AskingEnv, seed: int):
+        self.env: Any = env
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        env.begin(seed, self.events.put)
+
+    def next(self) -> Any:
+        event = self.events.get(timeout=60)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def answer(self, asked: EnvAsk, text: str, *ids: int) -> None:
+        if asked.options.tokens:
+            self.env.sampled(asked.turn, ids, [-1.0] * len(ids))
+        self.env.answer(asked.turn, text, cut=False, prompt_tokens=1, response_tokens=len(ids))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
+    site, folder = tmp_path / "site", tmp_path / "checkout" / "examples"
+    for package, text in (("skyrl", SKYRL), ("ray", RAY), ("transformers", TRANSFORMERS)):
+        (site / package).mkdir(parents=True)
+        (site / package / "__init__.py").write_text(text)
+    folder.mkdir(parents=True)
+    (folder / "main_mine.py").write_text(PROGRAM)
+    (folder / "helpers.py").write_text("def double(value): return 2 * value")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    running: list[Driven] = []
+
+    def start(mode: str, seed: int = 1_000_003, **row: Any) -> Driven:
+        spec = EnvSpec(
+            name="skyrl_program",
+            messages=[{"role": "user", "content": "AB"}],
+            row={"phase": "train" if seed >= 1_000_000 else "eval", "wants": "words", **row},
+            sampling=SamplingParams(max_response_tokens=64),
+        )
+        env = skyrl_program(
+            spec,
+            file=str(folder / "main_mine.py"),
+            folder=str(tmp_path / "checkout"),
+            env_class="words",
+            arguments=["trainer.policy.model.path=m", f"+generator.mode={mode}"],
+            python=str(python),
+        )
+        running.append(Driven(env, seed))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.env.close()
+    bridge_of(str(python), BRIDGE, "SkyRL").kill()
+
+
+def test_token_ids_of_its_requests_are_turns_of_one_sample(started: Callable[..., Driven]) -> None:
+    for seed in (1_000_003, 5):  # of training and of validation, by one process
+        play = started("tokens", seed)
+        first = play.next()
+        # "AB" is 65, 66; the generator asks for five tokens at most
+        assert isinstance(first, EnvAsk) and (first.prompt, first.max_response_tokens) == ((65, 66), 5)
+        play.answer(first, "CD", 67, 68)
+        second = play.next()
+        assert (second.line, second.prompt) == (first.line, (9,))
+        play.answer(second, "EFG", 69, 70, 71)
+        end = play.next()
+        # 0 + 2 * 0.125 in the first turn, and 1 in the second
+        assert isinstance(end, EnvStep) and end.done and end.reward == 1.25
+        assert play.env.close() == {"said": 3.0, "num_actions": 2, "refused_turns": 0, "abandoned_turns": 0}
+
+
+def test_a_row_names_its_environment_and_workers_of_ray_are_threads(started: Callable[..., Driven]) -> None:
+    play = started("chat", env_class="others", wants="others")
+    asked = play.next()
+    assert list(asked.messages) == [{"role": "user", "content": "AB"}]
+    play.answer(asked, "0.75", 1)
+    assert play.next().reward == 0.75
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("masked", "masks the whole trajectory .length."),
+        ("several", "returned 2 trajectories for one row"),
+        ("runs", "Longer of .*main_mine.py has a run of its own"),
+    ],
+)
+def test_programs_that_cannot_be_played_say_why(started: Callable[..., Driven], mode: str, said: str) -> None:
+    play = started(mode)
+    with pytest.raises(AgentFailed, match=said):
+        while isinstance(asked := play.next(), EnvAsk):
+            play.answer(asked, "C", 67)
+
+
+def test_it_needs_a_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POSTTRAIN_SKYRL_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match="needs a Python that has SkyRL"):
+        skyrl_program(EnvSpec(name="skyrl_program"), file="main.py", folder=".")
