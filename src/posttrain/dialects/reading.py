@@ -18,13 +18,13 @@ from posttrain.dialects.here import at_hand, of_devices
 from posttrain.dialects.known import Known
 from posttrain.dialects.ledger import ABSENT, Key, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
+from posttrain.dialects.meant import let_its_value_stand
 from posttrain.dialects.own_keys import (
     OWN_KEYS,
     Own,
     Settled,
     alone_in_its_group,
     is_named,
-    looks_misspelt,
     settle,
 )
 from posttrain.dialects.plugged import is_own, plug_in_named, read_by_own
@@ -231,14 +231,6 @@ def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
         reader.slips.append(Problem(f"{what}, and {dialect.name} ignores it", fix=fix, where=where, field=key))
 
 
-def _let_its_value_stand(reader: Reader, known: Known, own: Own) -> None:
-    """Let rules read a refused misspelling as the key that was meant, so that nothing more is reported for its default's sake."""
-    meant = known.guess(own.key)
-    row = reader.ledger.find(meant) if meant and looks_misspelt(own.key, meant) else None
-    if row is not None and row.status == "mapped" and not reader.written(meant) and fits(own.value, row.type):
-        reader.put(meant, own.value)
-
-
 def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     """Handle all keys of the user's own together."""
     read = read_by_own(reader) | _read_from_files(reader)
@@ -254,7 +246,7 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     refused = {problem.field for problem in settled.problems}
     for one in own:
         if one.key in refused:
-            _let_its_value_stand(reader, known, one)
+            let_its_value_stand(reader, known, one)
     for key in reader.own_keys:
         row = reader.ledger.find(key)
         if row is not None and not known.is_free(row):

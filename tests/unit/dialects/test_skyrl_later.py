@@ -132,6 +132,11 @@ def test_nothing_else_is_reported_for_the_default_of_a_misspelt_key() -> None:
     sizes = (f"{G}.backend=vllm", f"{G}.num_inference_engines=4")
     (problem,) = read(*sizes, f"{G}.inference_engine_tensor_parallel_zise=1").problems
     assert problem.fix == f"did you mean {G}.inference_engine_tensor_parallel_size?"
+    # Under the later name, which the rules read by the earlier one, and with the slip in the section
+    devices = f"{P}.policy_num_gpus_per_node=4"
+    for slip in (f"{E}.tebsor_parallel_size", f"{E.replace('engine', 'engnie')}.tensor_parallel_size"):
+        (problem,) = read(f"{E}.num_engines=4", devices, f"{slip}=1").problems
+        assert problem.fix == f"did you mean {E}.tensor_parallel_size?"
 
 
 @pytest.mark.parametrize("key", [f"{P}.policy_num_gpus_per_node", f"{P}.ref_num_gpus_per_node"])
