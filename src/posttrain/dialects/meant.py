@@ -1,11 +1,15 @@
-"""Misspelt keys of the user's, whose values are read as those of the keys that were meant."""
+"""Problems at the keys that the user has to change: the key that was meant by a misspelt one, and the one that holds a value."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from posttrain.dialects.known import Known
 from posttrain.dialects.own_keys import Own, looks_misspelt
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.value_types import fits
+from posttrain.errors import Problem
 
 
 def let_its_value_stand(reader: Reader, known: Known, own: Own) -> None:
@@ -19,3 +23,17 @@ def let_its_value_stand(reader: Reader, known: Known, own: Own) -> None:
     for name in (meant, row.same_as):
         if name and reader.ledger.find(name) is not None and not reader.written(name):
             reader.put(name, own.value)
+
+
+def at_their_holders(problems: Iterable[Problem], reader: Reader, holders: Mapping[str, str]) -> list[Problem]:
+    """Report the problem of a value where it is written, at the key that others refer to with ${...}, and once for all."""
+    found: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        holder, key = holders.get(problem.field, ""), problem.field
+        if holder and reader.ledger.find(holder) is not None and not problem.refused:
+            what, fix = (text.replace(key, holder) for text in (problem.what, problem.fix))
+            problem = replace(problem, what=what, fix=fix, where=reader.sources.where(holder), field=holder)
+        # A wrong type is said once, although one of the keys may take more than another
+        said = "type" if problem.what.startswith(f"{problem.field} must be ") else problem.what
+        found.setdefault((problem.field, said), problem)
+    return list(found.values())

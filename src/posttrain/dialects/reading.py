@@ -18,7 +18,7 @@ from posttrain.dialects.here import at_hand, of_devices
 from posttrain.dialects.known import Known
 from posttrain.dialects.ledger import ABSENT, Key, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
-from posttrain.dialects.meant import let_its_value_stand
+from posttrain.dialects.meant import at_their_holders, let_its_value_stand
 from posttrain.dialects.own_keys import (
     OWN_KEYS,
     Own,
@@ -101,6 +101,7 @@ def read_dialect(
     if problems:  # they may only follow from a misspelt key, whose default stands in
         problems += reader.slips
     reader.ignored.sort(key=lambda one: reader.order(one.key))
+    problems = at_their_holders(problems, reader, composed.holders)
     problems.sort(key=lambda problem: reader.order(problem.field))
     warnings = list(reader.warnings)
     if all(problem.refused for problem in problems):

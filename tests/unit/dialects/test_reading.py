@@ -245,3 +245,24 @@ def test_a_key_that_a_file_leaves_open_takes_the_default_with_a_note(tmp_path: P
     assert loaded.config.rollout.engine == "vllm"
     assert any("rollout.name is left open (???) and takes 'vllm'" in text for text in loaded.warnings)
     assert read_config(str(file), ["actor_rollout_ref.rollout.name=hf"], "verl").config.rollout.engine == "hf"
+
+
+def test_a_wrong_value_is_reported_once_where_it_is_written_and_not_at_references_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "actor_rollout_ref:\n"
+        "  actor: {use_dynamic_bsz: maybe, ppo_micro_batch_size_per_gpu: 1}\n"
+        "  rollout:\n"
+        "    log_prob_micro_batch_size_per_gpu: -7\n"
+        "    log_prob_use_dynamic_bsz: ${oc.select:actor_rollout_ref.actor.use_dynamic_bsz,false}\n"
+        '  ref: {log_prob_micro_batch_size_per_gpu: "${actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu}"}\n'
+        "  model: {path: m}\n"
+        "data: {train_files: [a.parquet], val_files: [a.parquet]}\n"
+        "algorithm: {adv_estimator: grpo}\n"
+        'critic: {use_dynamic_bsz: "${actor_rollout_ref.rollout.log_prob_use_dynamic_bsz}"}\n'
+    )
+    loaded = read_config(str(file), [], "verl", here=True, skip_files=True)
+    assert [(each.field, each.where.partition(" ")[0].rpartition(":")[2]) for each in loaded.problems] == [
+        ("actor_rollout_ref.actor.use_dynamic_bsz", "2"),
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", "4"),
+    ]

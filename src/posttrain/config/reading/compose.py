@@ -20,7 +20,7 @@ from posttrain.config.reading.interpolations import merged, name_unset_variables
 from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
 from posttrain.config.reading.plain_references import MISSING
 from posttrain.config.reading.plain_yaml import plain_yaml
-from posttrain.config.reading.references import find_references, referred_keys
+from posttrain.config.reading.references import find_references, referred_keys, value_holders
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
 from posttrain.errors import ConfigError, Problem, nearest
 from posttrain.libraries import json_text
@@ -47,6 +47,8 @@ class Composed:
     references: tuple[Reference, ...] = ()
     # Keys that others refer to with ${...}.
     referred: frozenset[str] = frozenset()
+    # Keys whose whole value is a reference to another -> the key, as it is written, that holds the value.
+    holders: Mapping[str, str] = field(default_factory=dict)
     # Environment variables that are not set, and whose names stand for their values.
     unset: tuple[str, ...] = ()
 
@@ -82,7 +84,7 @@ def compose(
     sources = SourceMap(path, places)
     left_open: list[str] = []
     missing: list[str] = []
-    referred = frozenset(referred_keys(values))
+    referred, holders = frozenset(referred_keys(values)), value_holders(values)
     if base is not None:
         _close(values, base, "", left_open, missing if leave_out_missing else None)
         values = merged(copy.deepcopy(dict(base)), values)
@@ -103,6 +105,7 @@ def compose(
         missing=tuple(missing),
         references=found,
         referred=referred,
+        holders=holders,
         unset=tuple(sorted(unset)),
     )
 

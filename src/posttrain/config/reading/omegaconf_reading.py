@@ -72,7 +72,10 @@ def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> 
         )
     if match := re.search(r"Interpolation key '(.+?)' not found", reason):
         guess = nearest(match[1], sources.places)
-        fix = f"did you mean ${{{guess}}}?" if guess else "only keys that are written can be referred to, not defaults"
+        fix = "only keys that are written can be referred to, not defaults"
+        if guess:
+            place = sources.places[guess].text
+            fix = f"did you mean ${{{guess}}}? Or is {guess} ({place}) meant to be {match[1]}?"
         return f"{written} refers to {match[1]}, which is not written anywhere", fix
     if match := re.search(r"Unsupported interpolation type (\S+)", reason):
         return f"{written} asks for a resolver {match[1]!r} that does not exist", "oc.env, oc.select, now and ${key} do"

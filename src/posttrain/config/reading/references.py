@@ -10,6 +10,7 @@ from posttrain.config.base import Reference
 from posttrain.config.reading.sources import child
 
 _ENVIRONMENT = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:")
+_WHOLE = re.compile(r"\$\{[^{}]*\}")
 _KEY = re.compile(r"\$\{\s*(?:oc\.select\s*:\s*)?(\.*)([^\s{}:,.][^\s{}:,]*)\s*[,}]")
 
 
@@ -60,3 +61,35 @@ def referred_keys(values: Any, key: str = "") -> Iterator[str]:
     elif isinstance(values, dict | list):
         for name, inner in values.items() if isinstance(values, dict) else enumerate(values):
             yield from referred_keys(inner, child(key, name))
+
+
+def value_holders(values: Any) -> dict[str, str]:
+    """Find the keys whose whole value is a reference, and the keys that hold their values in the end; those of no written key are
+    left out. Args: as ``referred_keys``."""
+    refers = dict(_whole_references(values, ""))
+    found = {}
+    for key in refers:
+        passed = [key]
+        while passed[-1] in refers and refers[passed[-1]] not in passed:
+            passed.append(refers[passed[-1]])
+        if passed[-1] not in refers:
+            found[key] = passed[-1]
+    return found
+
+
+def _whole_references(values: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Find the keys that hold one reference and nothing beside it, with the key that it names, where that is written."""
+    flat = dict(_leaves(values, key))
+    for place, value in flat.items():
+        text = value.strip() if isinstance(value, str) else ""
+        named = list(referred_keys(text, place)) if _WHOLE.fullmatch(text) else []
+        if len(named) == 1 and named[0] in flat:
+            yield place, named[0]
+
+
+def _leaves(values: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(values, dict):
+        for name, inner in values.items():
+            yield from _leaves(inner, child(key, name))
+    else:
+        yield key, values

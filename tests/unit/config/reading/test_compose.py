@@ -248,7 +248,7 @@ class TestBadFiles:
         assert messages[0].startswith(
             "${alhpa} refers to alhpa, which is not written anywhere, at run.yaml:3 b.c; did you"
         )
-        assert messages[0].endswith("did you mean ${alpha}?")
+        assert "did you mean ${alpha}? Or is alpha (" in messages[0] and messages[0].endswith("meant to be alhpa?")
         assert messages[1].startswith("the environment variable NO_SUCH_VARIABLE is not set")
         assert messages[2].startswith("${nope:1} asks for a resolver 'nope' that does not exist, at run.yaml:5 e")
         assert messages[3].startswith("${f} cannot be resolved: Recursive interpolation detected, at run.yaml:6 f")
