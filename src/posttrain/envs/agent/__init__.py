@@ -119,8 +119,10 @@ class Agent:
 
     def answer(self, turn: str, action: str, *, cut: bool, prompt_tokens: int, response_tokens: int) -> None:
         """Answer a request, unless its client has gone."""
-        counts = {"prompt_tokens": prompt_tokens, "response_tokens": response_tokens}
-        self._turns.answer(turn, action, cut=cut, tokens=self._tokens.pop(turn, None), **counts)
+        tokens = self._tokens.pop(turn, None)
+        self._turns.answer(
+            turn, action, cut=cut, prompt_tokens=prompt_tokens, response_tokens=response_tokens, tokens=tokens
+        )
 
     def sampled(self, turn: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Take the tokens of the turn that is answered next."""

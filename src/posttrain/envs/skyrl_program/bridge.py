@@ -82,7 +82,7 @@ def experiment_of(episode: dict[str, Any]) -> tuple[str, Any]:
 
 def made_by(module: Any, file: Path, peer: str, arguments: list[str]) -> Any:
     """Call the program's ``main``, and return the experiment that it would run."""
-    base = sys.modules[f"{peer}.entrypoints.main_base"]
+    base: Any = sys.modules[f"{peer}.entrypoints.main_base"]
     found: list[Any] = []
 
     def begin(self: Any, cfg: Any, *_: Any, **__: Any) -> None:
@@ -116,8 +116,7 @@ def tokenizer_of(cfg: Any) -> Any:
 
 def run_here() -> None:
     """Let functions that are sent to Ray run in threads of this process: one machine plays one episode."""
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     theirs, fetch = ray.remote, ray.get
 
     def remote(*given: Any, **options: Any) -> Any:
