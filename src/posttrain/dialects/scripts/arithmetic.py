@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable
 
+from posttrain.dialects.scripts.parsing import parse
 from posttrain.dialects.scripts.state import HOLE, Shell
 
 WIDTH = 64  # bits of the shell's integers
@@ -13,6 +14,7 @@ _TOKEN = re.compile(
     r"\s*(0[xX][0-9a-fA-F]+|\d+#\w+|\d+|[A-Za-z_]\w*(?:\[[^\]]*\])?"
     r"|\*\*|<<=|>>=|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:(),])"
 )
+_COMMAND = re.compile(r"\$\((?!\()")
 _ASSIGN = re.compile(r"(<<|>>|[-+*/%&|^])?=")
 _RANKS = [
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
@@ -73,19 +75,24 @@ def computed(shell: Shell, text: str) -> int | None:
 
 
 def _substituted(shell: Shell, text: str) -> str:
-    """The expression with the outputs of its ``$(...)`` in their places."""
-    from posttrain.dialects.scripts.expansion import operand
-
+    """Return the expression with the outputs of its ``$(...)`` in their places."""
     place = 0
-    while found := re.compile(r"\$\((?!\()").search(text, place):
+    while found := _COMMAND.search(text, place):
         depth, end = 1, found.end()
         while depth and end < len(text):
             depth += {"(": 1, ")": -1}.get(text[end], 0)
             end += 1
-        said = operand(shell, text[found.start() : end], shell.line_offset + 1)
+        said = _output(shell, text[found.start() : end])
         text = text[: found.start()] + said + text[end:]
         place = found.start() + len(said)
     return text
+
+
+def _output(shell: Shell, word: str) -> str:
+    """Return what ``$(...)`` prints; the word itself where it is none."""
+    root = parse(f": {word}")
+    nodes = [node for command in root.named_children[:1] for node in command.named_children[1:]]
+    return shell.substitute(shell, nodes[0]) if [node.type for node in nodes] == ["command_substitution"] else word
 
 
 def _tokens(text: str) -> list[str]:

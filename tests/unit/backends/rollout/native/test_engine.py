@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from posttrain.backends.rollout.native import NativeEngine
 from posttrain.backends.rollout.native.products import product_kernels
 from posttrain.backends.rollout.native.sampling import restrict
+from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import RunStopped
 from posttrain.models.attention import CachedRows
 from posttrain.models.loading import load_causal_lm
@@ -116,10 +117,8 @@ def test_nor_do_its_last_bits(tiny_llama: Path, tmp_path: Path, monkeypatch: pyt
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model, tokenizer = load_causal_lm(str(tmp_path), dtype=torch.bfloat16), AutoTokenizer.from_pretrained(tiny_llama)
     engine = NativeEngine(model, tokenizer, max_concurrent_sequences=64, max_prefill_tokens=8192)
-    decoder = engine.token_pass.decoder
-    assert decoder is not None
-    rows, step = [], decoder.step
-    monkeypatch.setattr(decoder, "step", lambda *given: (rows.append(len(given[0])), step(*given))[1])
+    rows, step = [], TokenPass.__call__
+    monkeypatch.setattr(TokenPass, "__call__", lambda *given: (rows.append(len(given[1])), step(*given))[1])
     sampling = SamplingParams(samples_per_prompt=16, max_response_tokens=60, ignore_eos=True, seed=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
