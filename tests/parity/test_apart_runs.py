@@ -39,7 +39,7 @@ from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.interfaces.weight_sync import check_served
 from posttrain.interfaces.worlds import Worlds
 from posttrain.models.weight_transfer import manifest_of
-from posttrain.steps import fleet
+from posttrain.steps import fleet, posts
 from posttrain.steps.apart import Apart
 from posttrain.steps.episodes_in_flight import Episodes
 from posttrain.steps.seat import StreamSeat
@@ -205,7 +205,8 @@ def test_a_killed_sampler_gives_its_groups_away(
     no sampler dies, is equal to the byte."""
     with monkeypatch.context() as patch:
         samplers = with_samplers(patch, Samplers(2, renews=True))
-        patch.setattr(fleet, "TURN_S", 0.004)  # most responses take several turns
+        for module in (fleet, posts):
+            patch.setattr(module, "TURN_S", 0.004)  # most responses take several turns
         samplers.kills = lambda order: not order.new
         first = train_run(make("first", asynchronous=SEPARATE))
     log = events(first)
@@ -463,8 +464,8 @@ def with_a_slow_group(patch: pytest.MonkeyPatch, serial: int) -> None:
     def is_slow(request: Any) -> bool:
         return bool(request.sample_id.startswith(f"{serial}/"))
 
-    def own_home(self: fleet.Fleet, request: Any, posts: Any) -> fleet.Post:
-        return posts[1] if is_slow(request) else posts[0]
+    def own_home(self: fleet.Fleet, request: Any, among: Any, *_: Any) -> fleet.Post:
+        return among[1] if is_slow(request) else among[0]
 
     def turned(self: StreamSeat, order: Order) -> Any:
         if any(is_slow(request) for request in order.new):
