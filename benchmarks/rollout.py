@@ -267,16 +267,9 @@ class Native:
         """Seconds of nothing but the matrix products of the model's weights, for so many sequences: the fastest quarter."""
         import torch
 
-        from posttrain.backends.rollout.native.parts import Reader
-
         decoder = self.engine.token_pass.decoder
         decoder.read_weights()
-        product = Reader(None, decoder.head_dim, decoder.clip, decoder.products).product
-        # The layer's own keep the products of the MLP to themselves.
-        layers = [
-            (one.query_key_value, one.output, product(of.mlp.gate_proj, of.mlp.up_proj), product(of.mlp.down_proj))
-            for one, of in zip(decoder.layers, decoder.body.layers, strict=True)
-        ]
+        layers = [(one.mixer.query_key_value, one.mixer.output, one.mlp.first, one.mlp.down) for one in decoder.layers]
         attention, mlp = decoder.body.layers[0].self_attn, decoder.body.layers[0].mlp
         widths = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
         inputs = [torch.randn(rows, module.in_features).to(self.model.dtype) for module in widths]
