@@ -47,5 +47,7 @@ def _in_store() -> tuple[int, int, float]:
     if not ray.is_initialized():
         return 0, 0, 0.0
     references = len(global_worker.core_worker.get_all_reference_counts())
-    found = re.search(r"Plasma memory usage (\d+) MiB, (\d+) objects", memory_summary(stats_only=True))
+    here = ray.get_runtime_context().gcs_address  # there may be other clusters on the machine
+    said = memory_summary(here, stats_only=True)
+    found = re.search(r"Plasma memory usage (\d+) MiB, (\d+) objects", said)
     return references, int(found[2]) if found else 0, float(found[1]) if found else 0.0
