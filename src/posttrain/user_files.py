@@ -10,9 +10,9 @@ import os
 import pkgutil
 import sys
 import traceback
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from posttrain.errors import ConfigError, Problem, nearest
 
@@ -127,18 +127,33 @@ def _import_file(file: Path) -> ModuleType:
     name = f"{file.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(Problem(f"{file} cannot be imported", fix="give it a name that ends in .py", field="path"))
+    search_launch_folder()
+    return run_file(name, file)
+
+
+def run_file(name: str, file: Path) -> ModuleType:
+    """Run a file as the module ``name``, from its text: Python's own cache takes a file that was changed within a second,
+    to the same length, for unchanged.
+
+    Raises: whatever the file raises; then there is no such module.
+    """
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromText(name, str(file)))
+    assert spec is not None and spec.loader is not None  # a loader is given
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look modules up by name
-    search_launch_folder()
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+class _FromText(SourceFileLoader):
+    """Python's loader without compiled files, neither read nor left beside the user's own."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def place_of(error: BaseException, file: str) -> str:

@@ -7,7 +7,6 @@ items are mappings with ``input_ids`` and ``loss_mask``, one row each, and optio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +18,7 @@ from posttrain.data.assistant_tokens import Tokens
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.sft import FIELDS, TextSet, What, cut_texts
 from posttrain.errors import DataError, Problem, did_you_mean
+from posttrain.user_files import run_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,12 +70,8 @@ def make_dataset(files: Sequence[str], data: TextDataConfig, tokenizer: PreTrain
     """Construct the class. Raises: DataError."""
     file, name = Path(data.dataset_class_file or ""), data.dataset_class_name
     field = "data.dataset_class_file"
-    spec = spec_from_file_location(f"posttrain_own_dataset_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise DataError(Problem(f"{file} is not a Python file", field=field))
-    module = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = run_file(f"posttrain_own_dataset_{file.stem}", file)
     except Exception as error:  # the user's code
         raise DataError(Problem(f"importing {file} failed: {type(error).__name__}: {error}", field=field)) from error
     made = getattr(module, name or "", None)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.errors import ConfigError, Problem
+from posttrain.user_files import run_file
 
 
 def load(where: str) -> Any:
@@ -75,13 +76,4 @@ def load_file(path: str) -> ModuleType:
         raise ConfigError(Problem(f"there is no file {file}"))
     file = file.resolve()
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None  # the name ends in .py
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    return sys.modules.get(name) or run_file(name, file)

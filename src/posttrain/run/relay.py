@@ -27,6 +27,7 @@ from posttrain.records.tracked_run import TrackedRun
 from posttrain.run.durable import write_durably
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0  # between tries; each failure doubles the pause
+LAST_PAUSE_S = 0.5  # before the second and last try at the end of a run
 PATIENCE_S = 30.0  # that the end of a run waits for what is still being sent
 
 
@@ -80,12 +81,16 @@ class Relay:
             self._news.wait()
             self._news.clear()
             closing = self._closing  # read before the work: what comes during it is news again
-            if closing or time.monotonic() >= self._not_before:
-                self._try(closing)
             if closing:
+                if not self._try(closing):  # a short run may have had no try before
+                    time.sleep(LAST_PAUSE_S)
+                    self._try(closing)
                 return
+            if time.monotonic() >= self._not_before:
+                self._try(closing)
 
-    def _try(self, closing: bool) -> None:
+    def _try(self, closing: bool) -> bool:
+        """Send what there is. Returns whether that worked."""
         try:
             self._delivery.send_news()
             if closing:
@@ -100,8 +105,9 @@ class Relay:
                 print_line(
                     f"tracker {self._name} failed and is tried again later; metrics.jsonl has everything. {failure}"
                 )
-        else:
-            self._pause_s = FIRST_PAUSE_S
+            return False
+        self._pause_s = FIRST_PAUSE_S
+        return True
 
 
 class Delivery:

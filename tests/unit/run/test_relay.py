@@ -109,6 +109,18 @@ def test_what_failed_is_sent_at_the_end_and_the_failure_is_told_once(
     assert capsys.readouterr().err == said
 
 
+def test_a_first_failure_at_the_end_of_a_run_is_tried_once_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that ends before its service has answered has had no try before."""
+    service = Service(fails_at=[1], never_ready=True)
+    sender = Relay("x", service, folder)
+    write(folder, 1, 2)
+    sender.begin(None, 9, 1)  # type: ignore[arg-type]
+    threading.Timer(0.2, service.ready.set).start()
+    sender.close()
+    assert (service.steps, service.closed) == ([1, 2], ["interrupted", "done"])
+    assert "does not have" not in capsys.readouterr().err
+
+
 def test_it_is_tried_again_during_the_run_after_a_pause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "FIRST_PAUSE_S", 0.0)
     service = Service(fails_at=[1, 1])

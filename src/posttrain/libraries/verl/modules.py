@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from posttrain.user_files import run_file
+
 _OURS = "posttrain.libraries.verl"
 _DATA = "posttrain.data.verl"
 _REWARDS = "posttrain.rewards.verl"
@@ -205,16 +207,10 @@ def _from_checkout(stand_in: ModuleType, name: str) -> Any:
         for file in (Path(f"{place}.py"), Path(place) / "__init__.py"):
             if file.is_file():
                 alias = f"{stand_in.__name__}.__checkout__"
-                spec = importlib.util.spec_from_file_location(alias, file)
-                assert spec is not None and spec.loader is not None
-                module = sys.modules.get(alias) or importlib.util.module_from_spec(spec)
-                if alias not in sys.modules:
-                    sys.modules[alias] = module
-                    try:
-                        spec.loader.exec_module(module)
-                    except Exception:  # noqa: BLE001 - its dependencies may be missing
-                        del sys.modules[alias]
-                        return None
+                try:
+                    module = sys.modules.get(alias) or run_file(alias, file)
+                except Exception:  # noqa: BLE001 - its dependencies may be missing
+                    return None
                 return getattr(module, name, None)
     return None
 
