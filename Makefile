@@ -18,7 +18,7 @@ TRITON := .venv-triton
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-slow vllm-env verifiers-env triton-env browser torture dist soak lint format docs clean
+.PHONY: help demo check test test-slow test-failed vllm-env verifiers-env triton-env browser torture dist soak lint format docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test: $(VENV)/.dev-installed  ## run the tests (a CPU and a few minutes)
 test-slow: $(VENV)/.dev-installed  ## run the slow tests (real weights, Ray), three files at a time: many wait for processes
 	@$(BIN)/python -m pytest -m "slow and not gpu" --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		--durations 120 $(ARGS)
+
+test-failed: $(VENV)/.dev-installed  ## run the tests that failed last time, quick or slow, one at a time
+	@$(BIN)/python -m pytest -m "not gpu" --last-failed --last-failed-no-failures none $(ARGS)
 
 vllm-env: $(VLLM)/.installed  ## make .venv-vllm, whose vLLM the slow tests run a real server of
 	@echo "POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python make test-slow ARGS='-k real-vllm'"
