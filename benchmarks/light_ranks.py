@@ -15,7 +15,9 @@ import numpy as np
 from null_samples import NullSamples, NullStream
 from numpy.typing import NDArray
 
+from posttrain.backends.runtime.ray.packed import Packed
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups, Worker
+from posttrain.interfaces.crew import Order, Turned
 from posttrain.interfaces.rollout_engine import OnTokens, Served
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
@@ -69,6 +71,9 @@ class LightRoles:
         """Report nothing: a real rank would give the places of the rows that it computed."""
 
     score = update = model_call = settings = begin = next_bucket = take_bucket = finish = nothing
+
+    def turn(self, order: Order) -> Packed[Turned]:
+        return self.outbox.packed(self.seat.turn(order))
 
     def serve(self, sent: Served) -> Served:
         """Answer as a sampler that has taken what was sent."""

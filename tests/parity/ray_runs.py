@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -42,6 +43,20 @@ def config(folder: Path, model: Path, name: str, changes: dict[str, dict[str, An
     }
     names = {**sections, **changes}
     return RunConfig.model_validate({name: sections.get(name, {}) | changes.get(name, {}) for name in names})
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have every look of the driver into an array of responses, or of their numbers, noted by its bytes."""
+    from posttrain.backends.runtime.ray.cluster import RayArray
+
+    read, found = RayArray.read, list[int]()
+
+    def noted(array: RayArray) -> Any:
+        found.append(read(array).nbytes)
+        return read(array)
+
+    monkeypatch.setattr(RayArray, "read", noted)
+    return found
 
 
 def lines_of(folder: Path) -> list[dict[str, float]]:

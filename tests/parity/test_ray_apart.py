@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import config, lines_of
+from ray_runs import config, count_reads, lines_of
 from test_async_runs import RAGGED, WORLD, assert_each_group_is_trained_once, events
 
 from posttrain.build.train import train_run
@@ -87,3 +87,24 @@ def kill_after(folder: Path, name: str, step: int) -> None:
         time.sleep(0.05)
     found = json.loads((folder / "workers/workers.json").read_text())[name]
     os.kill(found["pid"], signal.SIGKILL)
+
+
+def test_the_driver_looks_into_no_response(
+    address: str, tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and log-probs go from the samplers to the trainer, and those of a killed one to the other."""
+    more: dict[str, dict[str, Any]] = {
+        "placement": {"devices": 3, "ray_address": address, "runtime": "ray"},
+        "loss": {"kl_coef": 0.01, "rollout_correction": {}},
+        "checkpoint": {"every_steps": None, "at_end": False},
+    }
+    kept = {name: section for name, section in APART.items() if name not in ("data", "reward", "validation", "loss")}
+    asked = config(tmp_path, tiny_llama, "unread", kept | more, steps=6)
+    reads = count_reads(monkeypatch)
+    killer = threading.Thread(target=kill_after, args=(Path(asked.folder), "rollout rank 1", 2))
+    killer.start()
+    folder = train_run(asked)
+    killer.join()
+    assert_each_group_is_trained_once(folder)
+    assert [event["sampler"] for event in events(folder) if event["event"] == "lost"] == [1]
+    assert reads == []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import config, lines_of
+from ray_runs import config, count_reads, lines_of
 from test_async_runs import RAGGED, assert_each_group_is_trained_once, at_update, events, without
 from test_runs import PowerCut, comparable
 
@@ -138,3 +138,14 @@ def test_episodes_on_one_worker_and_on_two(address: str, tmp_path: Path, tiny_ll
     assert_equal(*two)
     assert_each_group_is_trained_once(two[0])
     assert any(event["event"] == "cut" and event["token"] > 0 for event in events(two[0]))
+
+
+def test_the_driver_looks_into_no_response(
+    address: str, tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and log-probs go from the workers that sample to those that train, also those of responses that are cut."""
+    plain = TWO | {"loss": {"rollout_correction": {}}, "checkpoint": {"every_steps": None, "at_end": False}}
+    reads = count_reads(monkeypatch)
+    found = train_run(asked(tmp_path, tiny_llama, "unread", address, **plain))
+    assert any(event["event"] == "cut" and event["token"] > 0 for event in events(found))
+    assert reads == []

@@ -39,6 +39,7 @@ class Turned:
     passes: int  # after it
     ended: tuple[Trajectory, ...]
     grown: tuple[Unfinished, ...]  # unfinished responses with the tokens since their last report; their spans are whole
+    again: tuple[str, ...] = ()  # sample ids of these that come with all their tokens, in the place of earlier reports
     tokens: int  # sampled in the turn
     busy_s: float  # in which it had requests
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup, Unfinished
+from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup, Unfinished, in_memory
 
 OnTokens = Callable[[int], None]  # called at intervals with the number of tokens sampled since the last call
 OnGroup = Callable[[TrajectoryGroup], None]  # called with each group once all its responses have ended
@@ -41,6 +41,16 @@ class Request:
     def all_tokens(self) -> tuple[int, ...]:
         """The prompt, and the tokens that the response has already."""
         return self.token_ids if self.begun is None else (*self.token_ids, *self.begun.token_ids)
+
+    @property
+    def length(self) -> int:
+        """The number of all tokens."""
+        return len(self.token_ids) + (0 if self.begun is None else len(self.begun.token_ids))
+
+
+def as_read(request: Request) -> Request:
+    """The request with the tokens that it has in memory: those of another worker lie in a store (records.stored_rows)."""
+    return request if request.begun is None else replace(request, begun=in_memory(request.begun))
 
 
 def check_requests(requests: Sequence[Request], under_way: Collection[str]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from posttrain.records.stored_rows import digest_of, digest_of_logprobs
 from posttrain.records.trajectories import Invalid, Outcome, ScoredGroup, Trajectory
 
 
@@ -24,9 +25,10 @@ def mark_of(scored: ScoredGroup) -> str:
 
 
 def _add_sample(digest: hashlib.blake2b, sample: Trajectory) -> None:
+    digest.update(f"{len(sample.token_ids)} {len(sample.logprobs)}".encode())
+    digest.update(digest_of(sample.token_ids))  # of rows in a store they are known
+    digest.update(digest_of_logprobs(sample.logprobs))
     rows = (
-        np.asarray(sample.token_ids, np.int64),
-        np.asarray(sample.logprobs, np.float64),
         np.asarray(sample.response_mask, np.bool_),
         np.asarray(sample.prompt_token_ids or (), np.int64),
         np.asarray(sample.spans, np.int64),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -12,7 +11,14 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
-from posttrain.records.trajectories import Outcome, ScoredGroup, Trajectory, TrajectoryGroup, Unfinished
+from posttrain.records.trajectories import (
+    Outcome,
+    ScoredGroup,
+    Trajectory,
+    TrajectoryGroup,
+    Unfinished,
+    in_memory,
+)
 
 
 def _array_to_plain(array: Any) -> dict[str, Any] | None:
@@ -69,8 +75,7 @@ OUTCOMES: Final = TypeAdapter(tuple[Outcome, ...])
 
 def trajectory_to_plain(trajectory: Trajectory) -> Any:
     """Tokens and log-probs that lie in a store are read."""
-    whole = replace(trajectory, token_ids=tuple(trajectory.token_ids), logprobs=tuple(trajectory.logprobs))
-    return TRAJECTORY.dump_python(whole, mode="json")
+    return TRAJECTORY.dump_python(in_memory(trajectory), mode="json")
 
 
 def trajectory_from_plain(plain: Any) -> Trajectory:
@@ -79,7 +84,7 @@ def trajectory_from_plain(plain: Any) -> Trajectory:
 
 def unfinished_to_plain(unfinished: Unfinished) -> Any:
     """Return everything but the cache as plain values: a resumed run computes the tokens again."""
-    return UNFINISHED.dump_python(unfinished, mode="json", exclude={"cache"})
+    return UNFINISHED.dump_python(in_memory(unfinished), mode="json", exclude={"cache"})
 
 
 def unfinished_from_plain(plain: Any) -> Unfinished:

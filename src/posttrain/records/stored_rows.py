@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -33,10 +34,34 @@ class HeldArray:
         return self._values
 
 
-class StoredRow(Sequence[Any]):
+class UnreadRow(Sequence[Any]):
+    """Numbers that are read when somebody looks into them. They stand where a tuple would, and read like one."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self) + other
+
+    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return other + tuple(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+class StoredRow(UnreadRow):
     """A stretch of a stored array. It stands where a tuple of its numbers would, and reads like one.
 
-    Args: digest, of the numbers (``digest_of``), where they are token ids.
+    Args: digest, of the numbers (``digest_of``); b"": not known.
     """
 
     __slots__ = ("array", "digest", "length", "start")
@@ -50,37 +75,52 @@ class StoredRow(Sequence[Any]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self)[index]
-
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values().tolist())
-
-    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self) + other
-
-    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return other + tuple(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values(), dtype)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+class RowOfPieces(UnreadRow):
+    """Numbers that came in pieces, one after another: tuples or rows."""
 
-    def __repr__(self) -> str:
-        return repr(tuple(self))
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: tuple[Sequence[Any], ...]):
+        self.pieces = pieces
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.pieces)
+
+
+def lengthened(row: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
+    """A row with further numbers behind it: a tuple where both are, and otherwise pieces that are not read."""
+    if type(row) is tuple and type(more) is tuple:
+        return row + more
+    pieces = [piece for each in (row, more) for piece in (each.pieces if isinstance(each, RowOfPieces) else (each,))]
+    return RowOfPieces(tuple(piece for piece in pieces if len(piece)))
 
 
 def digest_of(token_ids: Sequence[int] | NDArray[Any]) -> bytes:
     """Return 16 bytes that are equal for equal token ids; those that a stored row carries are not computed again."""
-    if isinstance(token_ids, StoredRow) and token_ids.digest:
-        return token_ids.digest
+    return _digest_of(token_ids, "q")
+
+
+def digest_of_logprobs(logprobs: Sequence[float] | NDArray[Any]) -> bytes:
+    """Return the same of log-probs, bit for bit as float64."""
+    return _digest_of(logprobs, "d")
+
+
+def _digest_of(values: Sequence[float] | NDArray[Any], code: str) -> bytes:
+    """Args: code of the numbers' type, as in ``array``."""
+    if isinstance(values, StoredRow) and values.digest:
+        return values.digest
     # array makes a quarter of NumPy's time of a tuple
-    numbers = token_ids.astype(np.int64) if isinstance(token_ids, np.ndarray) else array("q", token_ids)
+    numbers = values.astype(code) if isinstance(values, np.ndarray) else array(code, values)
     return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
 
 

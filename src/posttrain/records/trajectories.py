@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from posttrain.records.prompts import Prompt
 
@@ -128,6 +128,7 @@ class Unfinished:
     """A response that was taken back while it was sampled, to be continued with newer weights."""
 
     sample_id: str  # as in its request
+    # From a worker, these and the log-probs may lie in a store, as those of a trajectory
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # nats, one per token, of the distribution it was drawn from
     spans: tuple[VersionSpan, ...]  # the weights of each token; () without tokens
@@ -230,6 +231,16 @@ class Trajectory:
         if not self.turns and not self.earlier:
             return ()
         return tuple(turn.text for sample in self.samples for turn in sample.turns)
+
+
+R = TypeVar("R", Trajectory, Unfinished)
+
+
+def in_memory(response: R) -> R:
+    """The response with its tokens and log-probs in tuples: those that lie in a store are read."""
+    if type(response.token_ids) is tuple and type(response.logprobs) is tuple:
+        return response
+    return replace(response, token_ids=tuple(response.token_ids), logprobs=tuple(response.logprobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

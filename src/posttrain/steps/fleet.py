@@ -296,9 +296,11 @@ class Fleet:
         self.tokens += turned.tokens
         if turned.tokens or turned.ended:
             self._hear()
+        again = set(turned.again)
         for each in turned.grown:
             if each.sample_id in post.asked:
-                self._begun[each.sample_id] = longer(self._begun.get(each.sample_id), each)
+                before = None if each.sample_id in again else self._begun.get(each.sample_id)
+                self._begun[each.sample_id] = longer(before, each)
                 self._losses.pop(each.sample_id, None)
         for one in turned.ended:
             if self._forget(post, one.sample_id):

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.asynchrony.passes import PostScript
 from posttrain.interfaces.rollout_engine import Request
+from posttrain.records.stored_rows import lengthened
 from posttrain.records.trajectories import Unfinished
 
 TURN_S = 0.1  # for which a sampler works before it looks for new requests; longer where they are many
@@ -49,4 +50,8 @@ def longer(before: Unfinished | None, grown: Unfinished) -> Unfinished:
     """A response with the tokens that were reported since."""
     if before is None:
         return grown
-    return replace(grown, token_ids=(*before.token_ids, *grown.token_ids), logprobs=(*before.logprobs, *grown.logprobs))
+    return replace(
+        grown,
+        token_ids=lengthened(before.token_ids, grown.token_ids),
+        logprobs=lengthened(before.logprobs, grown.logprobs),
+    )

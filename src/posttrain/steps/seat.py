@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import cast
 
 from posttrain.interfaces.crew import Order, Turned
-from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream, TurnSampler
+from posttrain.interfaces.rollout_engine import Request, RequestStream, ResumableStream, TurnSampler, as_read
 from posttrain.records.trajectories import Trajectory, Unfinished
 
+MOST_REPORTS = 32  # in a row, of a response's new tokens alone
 LOOK_S = 0.1  # in a turn, between two looks for a call of ``hurry``
 
 
@@ -25,6 +27,7 @@ class StreamSeat:
         self._stream: RequestStream | None = None
         self._requests: dict[str, Request] = {}  # not ended, in the order of submission
         self._reported: dict[str, int] = {}  # tokens of each that were reported
+        self._reports = Counter[str]()  # of these, since all were
         self._earlier = 0  # passes of closed streams
         self._tokens = 0  # of this turn
         self._hurried = False
@@ -38,8 +41,9 @@ class StreamSeat:
             stream.cancel(order.cancelled)
             for name in order.cancelled:
                 self._forget(name)
-        stream.submit(order.new)
-        for request in order.new:
+        new = [as_read(request) for request in order.new]
+        stream.submit(new)
+        for request in new:
             self._requests[request.sample_id] = request
             self._reported[request.sample_id] = len(request.begun.token_ids) if request.begun else 0
         ended: list[Trajectory] = []
@@ -52,11 +56,13 @@ class StreamSeat:
             if self._hurried or time.monotonic() - began >= order.timeout_s:
                 break
         self._hurried = False
+        grown, again = self._grown()
         return Turned(
             begun=begun,
             passes=self._passes,
             ended=tuple(ended),
-            grown=self._grown(),
+            grown=grown,
+            again=again,
             tokens=self._tokens,
             busy_s=time.monotonic() - began,
         )
@@ -79,6 +85,7 @@ class StreamSeat:
         """See interfaces.crew.Seat."""
         self._requests.clear()
         self._reported.clear()
+        self._reports.clear()
         self._close()
         self._earlier = 0
 
@@ -120,11 +127,17 @@ class StreamSeat:
     def _forget(self, name: str) -> None:
         self._requests.pop(name, None)
         self._reported.pop(name, None)
+        self._reports.pop(name, None)
 
-    def _grown(self) -> tuple[Unfinished, ...]:
+    def _grown(self) -> tuple[tuple[Unfinished, ...], tuple[str, ...]]:
+        """Return the tokens since the last report, and the names of those that come with all of theirs: what a report refers to
+        is kept until then, so that it must not be in too many pieces."""
         if not self._resumes:
-            return ()
-        grown = cast(ResumableStream, self._stream).progress(self._reported)
+            return (), ()
+        again = {name for name, count in self._reports.items() if count == MOST_REPORTS}
+        since = {name: 0 if name in again else count for name, count in self._reported.items()}
+        grown = cast(ResumableStream, self._stream).progress(since)
         for each in grown:
-            self._reported[each.sample_id] += len(each.token_ids)
-        return tuple(grown)
+            self._reported[each.sample_id] = since[each.sample_id] + len(each.token_ids)
+            self._reports[each.sample_id] = 1 if each.sample_id in again else self._reports[each.sample_id] + 1
+        return tuple(grown), tuple(each.sample_id for each in grown if each.sample_id in again)

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from posttrain.backends.runtime.ray.columns import from_columns, stored, to_columns
-from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
+from posttrain.backends.runtime.ray.packed import Packed
+from posttrain.backends.runtime.ray.worker import FinishedGroups, Outbox, PackedGroups
 from posttrain.errors import RunStopped
-from posttrain.records.stored_rows import HeldArray, StoredRow, digest_of
-from posttrain.records.trajectories import StopReason, Trajectory, Turn, VersionSpan
+from posttrain.interfaces.crew import Turned
+from posttrain.records.stored_rows import HeldArray, StoredRow, digest_of, digest_of_logprobs
+from posttrain.records.trajectories import StopReason, Trajectory, Turn, Unfinished, VersionSpan
 
 
 def response(
@@ -27,7 +29,7 @@ def response(
 
 
 def back(*trajectories: Trajectory) -> list[Trajectory]:
-    packed = pickle.dumps(to_columns(trajectories), protocol=5)
+    packed = pickle.dumps(to_columns(trajectories, Trajectory), protocol=5)
     return from_columns(pickle.loads(packed))  # noqa: S301  # written in the line above
 
 
@@ -61,12 +63,14 @@ def test_numbers_come_back_to_the_bit(pairs: list[tuple[int, float]]) -> None:
 
 
 def test_what_fits_takes_four_bytes_each() -> None:
-    assert to_columns([response((2**31 - 1,), (-0.5,))]).token_ids.dtype == np.int32
-    assert to_columns([response((2**31,), (-0.5,))]).token_ids.dtype == np.int64
-    assert to_columns([response((1,), (float(np.float32(-0.1)),))]).logprobs.dtype == np.float32
-    assert to_columns([response((1,), (-0.1,))]).logprobs.dtype == np.float64  # 0.1 has no float32 of the same value
-    assert to_columns([response((1,), (-math.inf,))]).logprobs.dtype == np.float32
-    assert to_columns([response((1,), (-1e300,))]).logprobs.dtype == np.float64  # not an infinity
+    assert to_columns([response((2**31 - 1,), (-0.5,))], Trajectory).token_ids.dtype == np.int32
+    assert to_columns([response((2**31,), (-0.5,))], Trajectory).token_ids.dtype == np.int64
+    assert to_columns([response((1,), (float(np.float32(-0.1)),))], Trajectory).logprobs.dtype == np.float32
+    assert (
+        to_columns([response((1,), (-0.1,))], Trajectory).logprobs.dtype == np.float64
+    )  # 0.1 has no float32 of the same value
+    assert to_columns([response((1,), (-math.inf,))], Trajectory).logprobs.dtype == np.float32
+    assert to_columns([response((1,), (-1e300,))], Trajectory).logprobs.dtype == np.float64  # not an infinity
 
 
 def test_recorded_experts_come_back() -> None:
@@ -77,13 +81,13 @@ def test_recorded_experts_come_back() -> None:
 
 def test_groups_keep_their_numbers_and_sizes() -> None:
     groups = [((4, 1), (response(sample_id="b/0"), response((), ()))), ((4, 0), ()), ((4, 2), (FULL,))]
-    assert PackedGroups.of(groups).unpacked() == groups
+    assert PackedGroups.of(FinishedGroups.of(groups)).unpacked().each() == groups
 
 
 def test_groups_come_back_from_arrays_that_travel_beside_them() -> None:
     """The driver gets the two apart, and reads an array when it looks into a response."""
     groups = [((1, 0), (response(sample_id="b/0"), response((), ()))), ((1, 1), (FULL,))]
-    packed, arrays = PackedGroups.with_beside(groups).parted()
+    packed, arrays = PackedGroups.with_beside(FinishedGroups.of(groups)).parted()
     looked: list[int] = []
 
     class Away(HeldArray):
@@ -91,7 +95,7 @@ def test_groups_come_back_from_arrays_that_travel_beside_them() -> None:
             looked.append(1)
             return super().read()
 
-    found = packed.joined(lambda number: Away(arrays[number])).unpacked()
+    found = packed.joined(lambda number: Away(arrays[number])).unpacked().each()
     assert not looked and packed.beside == ()
     assert found == groups and looked
 
@@ -104,12 +108,13 @@ def test_stored_columns_hold_places_and_read_the_same() -> None:
         kept.append(HeldArray(array))
         return kept[-1]
 
-    found = from_columns(stored(to_columns(given_ones), keep))
+    found = from_columns(stored(to_columns(given_ones, Trajectory), keep))
     assert found == given_ones and repr(found) == repr(given_ones)
     assert len(kept) == 2  # token ids, log-probs
     for one, expected in zip(found, given_ones, strict=True):
         assert isinstance(one.token_ids, StoredRow) and isinstance(one.logprobs, StoredRow)
         assert one.token_ids.digest == digest_of(expected.token_ids)
+        assert one.logprobs.digest == digest_of_logprobs(expected.logprobs)
 
 
 def test_groups_that_the_store_has_no_room_for_end_the_call_that_samples_them() -> None:
@@ -123,11 +128,24 @@ def test_groups_that_the_store_has_no_room_for_end_the_call_that_samples_them() 
 
     outbox = Outbox(keep=keep)
     outbox.add_group((1, 0), (response(),))
-    assert outbox.take()[1].numbers == []
+    assert outbox.take()[1].message.numbers == ()
     with pytest.raises(RunStopped, match="no room"):
         outbox.take_groups()
     outbox.add_group((1, 0), (response(),))
-    assert outbox.take()[1].numbers == []
+    assert outbox.take()[1].message.numbers == ()
     full.clear()
     outbox.add_group((1, 1), (response((), ()),))
-    assert outbox.take()[1].unpacked() == [((1, 0), (response(),)), ((1, 1), (response((), ()),))]
+    assert outbox.take()[1].unpacked().each() == [((1, 0), (response(),)), ((1, 1), (response((), ()),))]
+
+
+def test_a_turn_comes_with_ended_and_unfinished_responses_and_without_their_tokens() -> None:
+    """Also one in which nothing has ended, and one in which nothing is left."""
+    grown = Unfinished(sample_id="0/1", token_ids=(7, 8), logprobs=(-0.5, -2.0), spans=(VersionSpan(0, 3),))
+    for ended, unfinished in (((FULL, response()), (grown,)), ((), (grown,)), ((response(),), ())):
+        turned = Turned(begun=0, passes=2, ended=ended, grown=unfinished, again=("0/1",), tokens=4, busy_s=0.5)
+        packed, arrays = Packed.with_beside(turned).parted()
+        whole = pickle.loads(pickle.dumps(packed))  # noqa: S301  # written in this line
+        found = whole.joined(lambda number, arrays=arrays: HeldArray(arrays[number])).unpacked()
+        assert found == turned and len(arrays) == 2 * ((ended != ()) + (unfinished != ()))
+        assert all(isinstance(each.token_ids, StoredRow) for each in (*found.ended, *found.grown))
+        assert Packed.of(turned).unpacked() == turned

@@ -147,12 +147,11 @@ class FakeCluster:
         self.states: dict[str, str] = {}
 
     def call(self, handle: Any, method: str, *arguments: Any) -> Promise:
-        from posttrain.backends.runtime.ray.worker import News, PackedGroups
+        from posttrain.backends.runtime.ray.worker import FinishedGroups, News, PackedGroups
 
         silent = self.states.get(handle) in ("stopped", "busy")
-        return Promise(
-            News(lines=[], tokens=0, sequences=0, groups=PackedGroups.of([]), notices=[]), 1e6 if silent else 0.0
-        )
+        none = PackedGroups.of(FinishedGroups.of([]))
+        return Promise(News(lines=[], tokens=0, sequences=0, groups=none, notices=[]), 1e6 if silent else 0.0)
 
     def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Promise, Promise]:
         return self.call(handle, method, *arguments), Promise(())

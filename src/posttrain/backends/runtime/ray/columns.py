@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from itertools import accumulate, chain, pairwise, repeat
-from typing import Any
+from functools import cache
+from itertools import accumulate, chain, pairwise
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.records.stored_rows import StoredArray, StoredRow, digest_of
-from posttrain.records.trajectories import Trajectory
+from posttrain.records.stored_rows import StoredArray, StoredRow, digest_of, digest_of_logprobs
+from posttrain.records.trajectories import Trajectory, Unfinished
 
 _TOKENS = ("token_ids", "logprobs")
-_DEFAULTS = {
-    field.name: field.default if field.default_factory is MISSING else field.default_factory()
-    for field in fields(Trajectory)
-    if field.name not in _TOKENS
-}
+R = TypeVar("R", Trajectory, Unfinished)
+
+
+@cache
+def _defaults_of(kind: type[Any]) -> dict[str, Any]:
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(kind)
+        if field.name not in _TOKENS
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +47,21 @@ class StoredColumn:
     arrays: tuple[StoredArray, ...]
     numbers: NDArray[np.int32]  # [n], of its array
     starts: NDArray[np.int64]  # [n]
-    digests: tuple[bytes, ...]  # n of token ids; () of log-probs
+    digests: tuple[bytes, ...]  # n
 
     def rows(self, lengths: NDArray[np.int64]) -> list[StoredRow]:
         places = zip(self.numbers.tolist(), self.starts.tolist(), lengths.tolist(), strict=True)
-        digests = self.digests or repeat(b"")
         return [
             StoredRow(self.arrays[n], start, length, digest)
-            for (n, start, length), digest in zip(places, digests, strict=False)
+            for (n, start, length), digest in zip(places, self.digests, strict=True)
         ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """Trajectories, in order. The values of the columns come back bit for bit."""
+class Columns(Generic[R]):
+    """Responses of one kind, in order. The values of the columns come back bit for bit."""
 
+    kind: type[R]
     lengths: NDArray[np.int64]  # [n, 2], token ids and log-probs of each
     # Of one after the other: int32 where all fit; nats, float32 where that loses nothing
     token_ids: NDArray[Any] | StoredColumn
@@ -64,34 +70,34 @@ class Columns:
     others: dict[str, list[Any]]
 
 
-def to_columns(trajectories: Sequence[Trajectory]) -> Columns:
-    lengths = np.array([(len(each.token_ids), len(each.logprobs)) for each in trajectories], np.int64).reshape(-1, 2)
-    token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in trajectories), np.int64, lengths[:, 0].sum())
-    logprobs = np.fromiter(chain.from_iterable(each.logprobs for each in trajectories), np.float64, lengths[:, 1].sum())
-    others = {name: [getattr(each, name) for each in trajectories] for name in _DEFAULTS}
+def to_columns(responses: Sequence[R], kind: type[R]) -> Columns[R]:
+    lengths = np.array([(len(each.token_ids), len(each.logprobs)) for each in responses], np.int64).reshape(-1, 2)
+    token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in responses), np.int64, lengths[:, 0].sum())
+    logprobs = np.fromiter(chain.from_iterable(each.logprobs for each in responses), np.float64, lengths[:, 1].sum())
+    defaults = _defaults_of(kind)
+    others = {name: [getattr(each, name) for each in responses] for name in defaults}
     return Columns(
+        kind=kind,
         lengths=lengths,
         token_ids=_narrow(token_ids, np.int32),
         logprobs=_narrow(logprobs, np.float32),
-        others={name: values for name, values in others.items() if any(v is not _DEFAULTS[name] for v in values)},
+        others={name: values for name, values in others.items() if any(v is not defaults[name] for v in values)},
     )
 
 
-def stored(columns: Columns, keep: Callable[[NDArray[Any]], StoredArray]) -> Columns:
-    """The same trajectories with their tokens and log-probs in a store. Args: keep puts an array there."""
+def stored(columns: Columns[R], keep: Callable[[NDArray[Any]], StoredArray]) -> Columns[R]:
+    """The same responses with their tokens and log-probs in a store. Args: keep puts an array there."""
     token_ids, logprobs = columns.token_ids, columns.logprobs
     assert isinstance(token_ids, np.ndarray) and isinstance(logprobs, np.ndarray), "columns are stored once"
-    bounds = pairwise(accumulate(columns.lengths[:, 0].tolist(), initial=0))
-    digests = tuple(digest_of(token_ids[start:end]) for start, end in bounds)
     return replace(
         columns,
-        token_ids=_stored(token_ids, columns.lengths[:, 0], keep, digests),
-        logprobs=_stored(logprobs, columns.lengths[:, 1], keep),
+        token_ids=_stored(token_ids, columns.lengths[:, 0], keep, digest_of),
+        logprobs=_stored(logprobs, columns.lengths[:, 1], keep, digest_of_logprobs),
     )
 
 
-def with_arrays(columns: Columns, change: Callable[[StoredArray], StoredArray]) -> Columns:
-    """The same trajectories, of arrays that hold the same values elsewhere; those that are not stored as they are."""
+def with_arrays(columns: Columns[R], change: Callable[[StoredArray], StoredArray]) -> Columns[R]:
+    """The same responses, of arrays that hold the same values elsewhere; those that are not stored as they are."""
 
     def changed(column: NDArray[Any] | StoredColumn) -> NDArray[Any] | StoredColumn:
         if not isinstance(column, StoredColumn):
@@ -105,20 +111,22 @@ def _stored(
     flat: NDArray[Any],
     lengths: NDArray[np.int64],
     keep: Callable[[NDArray[Any]], StoredArray],
-    digests: tuple[bytes, ...] = (),
+    digest: Callable[[NDArray[Any]], bytes],
 ) -> StoredColumn:
     from posttrain.records.stored_tensors import in_arrays  # needs torch, which a worker without a model does not load
 
     arrays, numbers, starts = in_arrays(flat, lengths)
+    bounds = pairwise(accumulate(lengths.tolist(), initial=0))
+    digests = tuple(digest(flat[start:end]) for start, end in bounds)
     return StoredColumn(tuple(map(keep, arrays)), numbers, starts, digests)
 
 
-def from_columns(columns: Columns) -> list[Trajectory]:
-    """The trajectories. Those of stored columns have rows in the store (records.stored_rows) for tuples."""
+def from_columns(columns: Columns[R]) -> list[R]:
+    """The responses. Those of stored columns have rows in the store (records.stored_rows) for tuples."""
     rows = zip(*columns.others.values(), strict=True)
     values = (_values(columns.token_ids, columns.lengths[:, 0]), _values(columns.logprobs, columns.lengths[:, 1]))
     return [
-        Trajectory(token_ids=token_ids, logprobs=logprobs, **dict(zip(columns.others, row, strict=True)))
+        columns.kind(token_ids=token_ids, logprobs=logprobs, **dict(zip(columns.others, row, strict=True)))
         for token_ids, logprobs, row in zip(*values, rows, strict=True)
     ]
 

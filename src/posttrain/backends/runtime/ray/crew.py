@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
-from posttrain.backends.runtime.ray.cluster import WorkerDied
+from posttrain.backends.runtime.ray.cluster import RayArray, WorkerDied
+from posttrain.backends.runtime.ray.packed import Packed
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
 from posttrain.backends.runtime.ray.sync import SeparateSync
 from posttrain.backends.runtime.ray.watch import Member, WorkerLost
@@ -42,6 +44,7 @@ class RayCrew:
         self._rollout, self._sync, self._renew, self._notices = rollout, sync, renew, notices
         self._workers = rollout.workers
         self._start_timeout_s = start_timeout_s
+        self._beside: dict[Member, tuple[Any, Any]] = {}  # promises of the turn under way and of the arrays beside it
         self._joining: list[Member] = []
         self._renewals = threading.Semaphore(RENEWALS)
         self._starting = 0  # samplers
@@ -53,7 +56,11 @@ class RayCrew:
         return self._workers.members
 
     def call(self, member: Member, method: str, *arguments: Any) -> Any:
-        return self._workers.cluster.call(member.handle, "call", f"seat.{method}", True, *arguments)
+        if method != "turn":
+            return self._workers.cluster.call(member.handle, "call", f"seat.{method}", True, *arguments)
+        promise, beside = self._workers.cluster.call_for_two(member.handle, "call_beside", "turn", *arguments)
+        self._beside[member] = promise, beside
+        return promise
 
     def ready(self, promises: Collection[Any], timeout_s: float) -> Collection[Any]:
         return self._workers.cluster.ready(list(promises), timeout_s)
@@ -68,7 +75,11 @@ class RayCrew:
             raise RunStopped(f"{member.name} gave no answer within {self._workers.timeout_s:g} s") from None
         if isinstance(result, Failure):
             raise result.error(member.name)
-        return result
+        if not isinstance(result, Packed):
+            return result
+        turn, beside = self._beside.pop(member)
+        assert turn == promise, "a sampler takes one turn at a time"
+        return result.joined(partial(RayArray, beside)).unpacked()
 
     def hurry(self, member: Member) -> None:
         self._workers.cluster.call(member.handle, "call_aside", "seat.hurry")
@@ -78,6 +89,7 @@ class RayCrew:
             if member not in self._workers.members:
                 return  # a validation has replaced it, or it was found by the other thread
             self._workers.members.remove(member)
+            self._beside.pop(member, None)
             self._starting += 1
         self._notices.add(f"{member.lost()}\nIts groups go on elsewhere, and it is started again")
         threading.Thread(target=self._start_again, args=(member,), name="sampler-renewal", daemon=True).start()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
+from posttrain.backends.runtime.ray.packed import Packed
 from posttrain.backends.runtime.ray.worker import GivenUp, Outbox
-from posttrain.interfaces.rollout_engine import Request, ResumableStream, RolloutEngine
+from posttrain.interfaces.rollout_engine import Request, ResumableStream, RolloutEngine, as_read
 from posttrain.records.trajectories import SamplingParams, Trajectory, Unfinished
 
 
@@ -32,18 +33,30 @@ class Changes:
 class LedTurn:
     """The result of a turn."""
 
-    ended: tuple[tuple[int, Trajectory], ...]  # with the pass of the turn in which each ended, from 1
+    ended: tuple[Trajectory, ...]
+    ended_after: tuple[int, ...]  # the pass of the turn in which each of them ended, from 1
     passes: int
     tokens: int  # sampled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBack:
+    """The unfinished responses of a stream."""
+
+    responses: tuple[Unfinished, ...]
+
+
 @dataclass(slots=True)
 class LedStream:
-    """One stream at a time, of an engine whose streams are resumable. The driver calls its methods by name."""
+    """One stream at a time, of an engine whose streams are resumable. The driver calls its methods by name.
+
+    Args: stores, the tokens of responses go where the outbox keeps those of groups, and the driver learns where they lie.
+    """
 
     engine: RolloutEngine
     outbox: Outbox
     take_turn: Callable[[], None]  # brings the sampler's weights to the device
+    stores: bool = False
     _stream: ResumableStream | None = None
     _tokens: int = 0  # of the turn
     _caches: dict[int, object] = field(default_factory=dict)
@@ -55,7 +68,7 @@ class LedStream:
         self._stream = cast(ResumableStream, self.engine.open_stream(sampling, self._count))
         return self._stream.slots
 
-    def turn(self, changes: Changes, timeout_s: float, passes: int | None) -> LedTurn:
+    def turn(self, changes: Changes, timeout_s: float, passes: int | None) -> Packed[LedTurn]:
         """Make exactly so many passes, or as many as there are requests for; with None, sample until a response has ended or the
         time is over."""
         stream, begun = self._changed(changes), self.stream.passes
@@ -69,19 +82,25 @@ class LedStream:
             ]
             if passes is None or stream.passes in (before, begun + passes):
                 break
-        return LedTurn(
-            ended=tuple(ended),
+        turn = LedTurn(
+            ended=tuple(each for _, each in ended),
+            ended_after=tuple(after for after, _ in ended),
             passes=stream.passes - begun,
             tokens=self._tokens,
         )
+        return self._packed(turn)
 
     def progress(self, since: Mapping[str, int]) -> list[Unfinished]:
         return self.stream.progress(since)
 
-    def take_back(self, changes: Changes, keep_cache: bool) -> list[Unfinished]:
+    def take_back(self, changes: Changes, keep_cache: bool) -> Packed[TakenBack]:
         """See interfaces.rollout_engine.ResumableStream; caches stay here."""
         back = self._changed(changes).take_back(keep_cache=keep_cache)
-        return [each if each.cache is None else replace(each, cache=self._store(each.cache)) for each in back]
+        here = [each if each.cache is None else replace(each, cache=self._store(each.cache)) for each in back]
+        return self._packed(TakenBack(responses=tuple(here)))
+
+    def _packed(self, message: Any) -> Packed[Any]:
+        return Packed.of(message, self.outbox.keep if self.stores else None)
 
     def close(self) -> None:
         if self._stream is not None:
@@ -95,7 +114,7 @@ class LedStream:
 
     def _changed(self, changes: Changes) -> ResumableStream:
         self.stream.cancel(changes.cancelled)
-        self.stream.submit([self._with_cache(request) for request in changes.new])
+        self.stream.submit([self._with_cache(as_read(request)) for request in changes.new])
         for number in changes.released:
             self._caches.pop(number, None)
         return self.stream

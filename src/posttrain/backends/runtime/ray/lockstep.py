@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from posttrain.algos.balancing import balanced_parts
-from posttrain.backends.runtime.ray.led_stream import CacheHere, Changes, LedTurn
+from posttrain.backends.runtime.ray.led_stream import CacheHere, Changes, LedTurn, TakenBack
 from posttrain.backends.runtime.ray.watch import Member
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
@@ -111,10 +111,11 @@ class LockstepStream:
     def take_back(self, *, keep_cache: bool = False) -> list[Unfinished]:
         arguments = [(self._changes(member), keep_cache) for member in self._workers.members]
         found = self._workers.scatter("led.take_back", arguments, what="sampling")
+        parts: list[TakenBack] = [each.unpacked() for each in found]
         back = {
             each.sample_id: self._held(member, each)
-            for member, part in zip(self._workers.members, found, strict=True)
-            for each in part
+            for member, part in zip(self._workers.members, parts, strict=True)
+            for each in part.responses
         }
         asked = list(self._asked)
         self._asked.clear()
@@ -147,8 +148,13 @@ class LockstepStream:
             )
             for member in busy
         }
-        turns: dict[Member, LedTurn] = self._workers.watch.wait(promises, "sampling", self._workers.timeout_s)
-        found = [(at, rank, each) for rank, member in enumerate(busy) for at, each in turns[member].ended]
+        answers = self._workers.watch.wait(promises, "sampling", self._workers.timeout_s)
+        turns: dict[Member, LedTurn] = {member: each.unpacked() for member, each in answers.items()}
+        found = [
+            (at, rank, each)
+            for rank, member in enumerate(busy)
+            for at, each in zip(turns[member].ended_after, turns[member].ended, strict=True)
+        ]
         ended = [each for *_, each in sorted(found, key=lambda one: one[:2]) if self._asked.pop(each.sample_id, None)]
         self.passes += max(turn.passes for turn in turns.values())
         if self._on_tokens:
@@ -170,7 +176,7 @@ class LockstepStream:
         homes = [self._home(unit[0]) for unit in units]
         members = self._workers.members[: len(units)]
         if units and not self._asked and not any(homes):
-            loads = [len(unit[0].all_tokens) + sum(_tokens_left(each) for each in unit) for unit in units]
+            loads = [unit[0].length + sum(_tokens_left(each) for each in unit) for unit in units]
             parts = zip(members, balanced_parts(loads, len(members)), strict=True)
             of = {number: member for member, numbers in parts for number in numbers}
             homes = [of[number] for number in range(len(units))]

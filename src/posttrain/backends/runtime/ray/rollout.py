@@ -263,7 +263,7 @@ class _Sampling:
             self._take(member, groups, on_group)
 
     def _take(self, member: Member, packed: Sequence[PackedGroups], on_group: OnGroup | None) -> None:
-        for (call, number), responses in chain.from_iterable(each.unpacked() for each in packed):
+        for (call, number), responses in chain.from_iterable(each.unpacked().each() for each in packed):
             if call != self.call or number in self.groups:
                 continue
             self.groups[number] = TrajectoryGroup(prompt=self.prompts[number], trajectories=responses)

@@ -245,7 +245,7 @@ class Watch:
         with member.lock:
             member.tokens += news.tokens
             member.sequences += news.sequences
-            member.groups += [news.groups.joined(partial(RayArray, beside))] if news.groups.numbers else []
+            member.groups += [news.groups.joined(partial(RayArray, beside))] if news.groups.message.numbers else []
         for text in news.notices:
             self._notices.add(f"{member.name}: {text}")
         for line in news.lines:

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from operator import attrgetter
@@ -20,61 +20,36 @@ from typing import Any
 from numpy.typing import NDArray
 
 from posttrain import errors
-from posttrain.backends.runtime.ray.columns import ArrayBeside, Columns, from_columns, stored, to_columns, with_arrays
+from posttrain.backends.runtime.ray.packed import Keep, Packed
 from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
 from posttrain.libraries.importing import importing
 from posttrain.processes import proc
-from posttrain.records.stored_rows import StoredArray
 from posttrain.records.trajectories import Trajectory
 
 # Finished: the driver's number of the call and the prompt's number in it, and the responses.
 Groups = list[tuple[tuple[int, int], tuple[Trajectory, ...]]]
-Keep = Callable[[NDArray[Any]], StoredArray]
 
 
 @dataclass(frozen=True, slots=True)
-class PackedGroups:
-    """Groups on their way to the driver."""
+class FinishedGroups:
+    """Groups as one record, which is packed on its way to the driver."""
 
-    numbers: list[tuple[int, int]]
-    sizes: list[int]
-    responses: Columns
-    beside: tuple[NDArray[Any], ...] = ()  # what an ArrayBeside of the responses stands for
-
-    @classmethod
-    def of(cls, groups: Groups, keep: Keep | None = None) -> PackedGroups:
-        """Args: keep puts an array into the object store, where the tokens are to lie; None: they go along."""
-        columns = to_columns([each for _, trajectories in groups for each in trajectories])
-        columns = stored(columns, keep) if keep and groups else columns
-        return cls([number for number, _ in groups], [len(each) for _, each in groups], columns)
+    numbers: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
+    responses: tuple[Trajectory, ...]
 
     @classmethod
-    def with_beside(cls, groups: Groups) -> PackedGroups:
-        """The same, with tokens and log-probs in arrays that travel beside it."""
-        arrays: list[NDArray[Any]] = []
+    def of(cls, groups: Groups) -> FinishedGroups:
+        responses = tuple(each for _, trajectories in groups for each in trajectories)
+        return cls(tuple(number for number, _ in groups), tuple(len(each) for _, each in groups), responses)
 
-        def keep(values: NDArray[Any]) -> StoredArray:
-            arrays.append(values)
-            return ArrayBeside(len(arrays) - 1)
-
-        return replace(cls.of(groups, keep), beside=tuple(arrays))
-
-    def parted(self) -> tuple[PackedGroups, tuple[NDArray[Any], ...]]:
-        """The groups without the arrays beside them, and these."""
-        return replace(self, beside=()), self.beside
-
-    def joined(self, array_of: Callable[[int], StoredArray]) -> PackedGroups:
-        """The groups with stored arrays in the place of those beside them. Args: array_of gives the one with a number."""
-
-        def found(given: StoredArray) -> StoredArray:
-            return array_of(given.number) if isinstance(given, ArrayBeside) else given
-
-        return replace(self, responses=with_arrays(self.responses, found))
-
-    def unpacked(self) -> Groups:
-        responses = iter(from_columns(self.responses))
+    def each(self) -> Groups:
+        responses = iter(self.responses)
         return [(number, tuple(islice(responses, size))) for number, size in zip(self.numbers, self.sizes, strict=True)]
+
+
+PackedGroups = Packed[FinishedGroups]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +129,15 @@ class Outbox:
         except RunStopped:  # the store is full: the call that samples ends with these groups, and with the same error
             with self.lock:
                 self.groups = groups + self.groups
-            packed = PackedGroups.of([])
+            packed = PackedGroups.of(FinishedGroups.of([]))
         return tokens, packed, notices, sequences
 
     def _packed(self, groups: Groups) -> PackedGroups:
-        return PackedGroups.of(groups, self.keep) if self.keep else PackedGroups.with_beside(groups)
+        return self.packed(FinishedGroups.of(groups))
+
+    def packed(self, message: Any) -> Packed[Any]:
+        """Pack a record with responses (see Packed), with their tokens in the store or beside it."""
+        return Packed.of(message, self.keep) if self.keep else Packed.with_beside(message)
 
 
 class Worker:
@@ -221,10 +200,10 @@ class Worker:
         return self._guarded(self._thread, work)
 
     def call_beside(self, method: str, *arguments: Any) -> tuple[Any, tuple[NDArray[Any], ...]]:
-        """The result of a method that returns groups, or a Failure, and the arrays beside it: two values for the driver, which
-        keeps the second where it lies."""
+        """The result of a method that may return responses, or a Failure, and the arrays beside it: two values for the driver,
+        which keeps the second where it lies."""
         result = self.call(method, True, *arguments)
-        return result.parted() if isinstance(result, PackedGroups) else (result, ())
+        return result.parted() if isinstance(result, Packed) else (result, ())
 
     def call_aside(self, method: str, *arguments: Any) -> Any:
         """The same beside other work, for what needs no other rank."""

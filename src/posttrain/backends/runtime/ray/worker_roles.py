@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from posttrain.backends.runtime.ray.assignment import WorkerAssignment
 from posttrain.backends.runtime.ray.cluster import store
 from posttrain.backends.runtime.ray.columns import Columns, to_columns
 from posttrain.backends.runtime.ray.led_stream import LedStream
+from posttrain.backends.runtime.ray.packed import Packed
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.shelf import taken_down
 from posttrain.backends.runtime.ray.started_roles import Starter
@@ -29,6 +31,7 @@ from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import RunStopped
+from posttrain.interfaces.crew import Order, Turned
 from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
@@ -46,7 +49,7 @@ from posttrain.records.plans import (
 from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.stored_tensors import StoredTensor, stored_rows, unread_rows
-from posttrain.records.trajectories import SamplingParams, TrajectoryGroup
+from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
 from posttrain.records.unread_tensors import UnreadTensor
 from posttrain.registry import ROLLOUT_ENGINES
 from posttrain.run.profile import Recording
@@ -215,17 +218,23 @@ class WorkerRoles:
         self.rollout.generate([prompt for _, prompt in prompts], sampling, self.outbox.add_tokens, done)
         return self.outbox.take_groups()
 
+    def turn(self, order: Order) -> Turned | Packed[Turned]:
+        """Take a turn of the seat. The tokens of its responses are beside the answer."""
+        assert self.seat is not None, "a worker with a sampler has a seat"
+        turned = self.seat.turn(order)
+        return turned if self._plays else self.outbox.packed(turned)
+
     def open_stream(self, sampling: SamplingParams) -> None:
         self._started.take_turn("rollout")
         self._stream = self.rollout.open_stream(sampling, self.outbox.add_tokens)
 
-    def sample(self, requests: Sequence[Request], cancelled: Sequence[str], timeout_s: float) -> Columns:
+    def sample(self, requests: Sequence[Request], cancelled: Sequence[str], timeout_s: float) -> Columns[Trajectory]:
         """Add and cancel requests, sample for a while, and return what has ended."""
         if cancelled:
             self._stream.cancel(cancelled)
         if requests:
             self._stream.submit(requests)
-        return to_columns(self._stream.wait(timeout_s))
+        return to_columns(self._stream.wait(timeout_s), Trajectory)
 
     def close_stream(self) -> None:
         self._stream.close()
@@ -248,6 +257,11 @@ class WorkerRoles:
         self.rollout.weights_changed(version)
         return Served(version, manifest.content_hash, manifest.nbytes), Served(version, arrived.content_hash)
 
+    @property
+    def _plays(self) -> bool:
+        """True where the driver plays episodes with what is sampled: it writes the next turn from the tokens."""
+        return isinstance(self.config, RunConfig) and self.config.environment.used
+
     def _seat(self) -> StreamSeat:
         assert isinstance(self.config, RunConfig), "only reinforcement learning samples"
         resumes = ROLLOUT_ENGINES.facts(self.config.rollout.engine).resumes_responses
@@ -258,7 +272,8 @@ class WorkerRoles:
     def led(self) -> LedStream:
         """The sampler's stream where all workers advance by the same passes."""
         if self._led is None:
-            self._led = LedStream(self.rollout, self.outbox, lambda: self._started.take_turn("rollout"))
+            take_turn = partial(self._started.take_turn, "rollout")
+            self._led = LedStream(self.rollout, self.outbox, take_turn, stores=not self._plays)
         return self._led
 
     @property
