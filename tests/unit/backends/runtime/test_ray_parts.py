@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -418,12 +419,12 @@ def test_a_ray_that_is_not_up_in_time_is_an_error_of_the_run(monkeypatch: pytest
         fails(TypeError("no such argument"))
 
 
-def test_ray_has_as_long_to_start_as_the_run_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_has_as_long_to_start_as_the_run_allows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ray gives up after limits of its own, one of them a number in its code, whatever the run's is."""
     import ray
     from ray._private import services
 
-    from posttrain.backends.runtime.ray import cluster
+    from posttrain.backends.runtime.ray import cluster, own_folder
 
     looks: list[float] = []
     seen: dict[str, Any] = {}
@@ -440,10 +441,10 @@ def test_ray_has_as_long_to_start_as_the_run_allows(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(services, "get_node", get_node)
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(cluster.Cluster, "close", lambda self: None)
+    monkeypatch.setattr(own_folder, "_short_parent", lambda: str(tmp_path))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: type("", (), {"get_node_id": lambda self: "n"})())
     monkeypatch.delenv(cluster.HEAD_START, raising=False)
-    cluster.Cluster(None, workers=1, object_store_bytes=1, start_timeout_s=200.5)
+    cluster.Cluster(None, workers=1, object_store_bytes=1, start_timeout_s=200.5).close()
     assert seen["node"] == {"node": "a node"} and len(looks) == 3
     assert seen["head"] == "201" and cluster.HEAD_START not in os.environ and services.get_node is get_node
     assert seen["worker_register_timeout_seconds"] == 201 and seen["agent_register_timeout_ms"] == 201_000
@@ -454,6 +455,38 @@ def test_ray_has_as_long_to_start_as_the_run_allows(monkeypatch: pytest.MonkeyPa
         cluster.Cluster(None, workers=1, object_store_bytes=1, start_timeout_s=0.1)
     assert seen["head"] == "30" and seen["worker_register_timeout_seconds"] == 60  # never less than Ray's own
     assert len(looks) < 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_driver_that_was_killed_goes_when_the_next_cluster_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posttrain.backends.runtime.ray import own_folder
+
+    monkeypatch.setattr(own_folder, "_short_parent", lambda: str(tmp_path))
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from posttrain.backends.runtime.ray import own_folder\n"
+        "own_folder._short_parent = lambda: sys.argv[1]\n"
+        "folder = Path(own_folder.new_folder(), 'session_1/logs')\n"
+        "folder.mkdir(parents=True)\n"
+        "(folder / 'gcs_server.out').write_text('x')\n"
+        "(folder.parent.parent / 'session_latest').symlink_to('session_1')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    (killed,) = tmp_path.iterdir()
+    foreign, older = tmp_path / "pt-ray-foreign", tmp_path / "pt-ray-older"
+    foreign.mkdir()
+    older.mkdir()  # says nothing of its driver
+    elsewhere = json.loads((killed / own_folder.DRIVER).read_text()) | {"host": "another machine"}
+    (foreign / own_folder.DRIVER).write_text(json.dumps(elsewhere))
+    mine = Path(own_folder.new_folder())
+    again = Path(own_folder.new_folder())
+    assert {*tmp_path.iterdir()} == {foreign, older, mine, again}
+    own_folder.remove(str(mine))
+    assert not mine.exists()
 
 
 def test_a_process_that_is_connected_to_ray_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +26,11 @@ from ray.exceptions import (
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from posttrain.backends.runtime.ray import own_folder
 from posttrain.errors import ConfigError, Problem, RunStopped
 from posttrain.processes.environment import Kind, variables_for
 
 T = TypeVar("T")
-LONGEST_FOLDER = 28  # bytes, of the one that Ray's own is made in
 # Of a cluster of its own. Its workers are what the machine is there for (Ray would have them yield to everything else), and each
 # is started in its own environment: those that Ray starts ahead of time would be of no use, at a second of CPU time each.
 SETTINGS = {"worker_niceness": 0, "prestart_worker_first_driver": False, "enable_worker_prestart": False}
@@ -70,7 +68,7 @@ class Cluster:
     """
 
     def __init__(self, address: str | None, *, workers: int, object_store_bytes: int, start_timeout_s: float):
-        self._folder = None
+        self._folder: str | None = None
         if ray.is_initialized():
             raise RunStopped(
                 "this process is connected to Ray already, and a run makes a connection of its own: call ray.shutdown() first, "
@@ -81,7 +79,7 @@ class Cluster:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             if address is None:
-                self._folder = tempfile.mkdtemp(prefix="pt-ray-", dir=_short_folder())
+                self._folder = own_folder.new_folder()
                 with _time_to_start(start_timeout_s):
                     ray.init(
                         address="local",
@@ -271,7 +269,7 @@ class Cluster:
                     remove_placement_group(group)
             ray.shutdown()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            own_folder.remove(self._folder)
 
 
 def put(value: Any) -> Any:
@@ -373,12 +371,6 @@ def _limits(timeout_s: float) -> dict[str, int]:
         "worker_register_timeout_seconds": max(WORKER_START_S, seconds),
         "agent_register_timeout_ms": 1000 * max(AGENT_START_S, seconds),
     }
-
-
-def _short_folder() -> str:
-    """Return a folder for sockets, whose names, with Ray's additions, may have at most 107 bytes."""
-    usual = tempfile.gettempdir()
-    return usual if len(os.fsencode(usual)) <= LONGEST_FOLDER else "/tmp"
 
 
 def _machines_text(count: int) -> str:
