@@ -28,14 +28,14 @@ COLUMNS = {
     "gaps_of_rows": 4,
     "weights_of_rows": 3,
     "moments_of_rows": 5,
-    "_returns_and_errors": 10,
+    "returns_and_errors": 10,
     "_means": 2,
-    "_sums": 1,
-    "_sums_and_ends": 4,
-    "_first_values": 1,
+    "sums_of_rows": 1,
+    "sums_and_ends": 4,
+    "first_values": 1,
 }
 
-SINGLE = ("_means", "_sums")  # of these, in the precision of the tensors
+SINGLE = ("_means", "sums_of_rows")  # of these, in the precision of the tensors
 
 
 class LightRoles:
@@ -70,7 +70,7 @@ class LightRoles:
     def nothing(self, *asked: Any) -> None:
         """Report nothing: a real rank would give the places of the rows that it computed."""
 
-    score = update = model_call = settings = begin = next_bucket = take_bucket = finish = nothing
+    score = score_all = update = model_call = settings = begin = next_bucket = take_bucket = finish = nothing
 
     def turn(self, order: Order) -> Packed[Turned]:
         return self.outbox.packed(self.seat.turn(order))
@@ -83,12 +83,22 @@ class LightRoles:
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> NullStream:
         return NullStream(self._updates, on_tokens)
 
-    def rows_of(self, rows: int, of: str) -> NDArray[Any]:
-        return np.zeros((rows, COLUMNS[of]), np.float32 if of in SINGLE else np.float64)
+    def rows_of(self, rows: int, of: Sequence[str]) -> NDArray[Any]:
+        """Make an empty table. Args: names of the functions whose answers are beside each other in it."""
+        if len(of) > 1:  # each behind a column, see records.computed_tensors
+            return np.zeros((rows, sum(1 + COLUMNS[name] for name in of)))
+        return np.zeros((rows, COLUMNS[of[0]]), np.float32 if of[0] in SINGLE else np.float64)
 
 
 def start_light_roles(outbox: Outbox, trains: bool) -> LightRoles:
     return LightRoles(outbox, trains)
+
+
+def names_of(of: Any) -> list[str]:
+    """The functions that an answer about rows is made by."""
+    if getattr(of, "func", of).__name__ == "_tables":
+        return [name for function, _ in of.args[0] for name in names_of(function)]
+    return [getattr(of, "func", of).__name__]
 
 
 class LightProcess:
@@ -168,7 +178,7 @@ def use_light_ranks(per_process: int) -> None:
             name, wanted, *given = arguments
             if name == "rows_of":
                 of, record, *_ = given
-                given = [rows[record.binary()], getattr(of, "func", of).__name__]
+                given = [rows[record.binary()], names_of(of)]
             # It reads no batch, whose records are of torch
             given = [None if isinstance(each, ray.ObjectRef) else each for each in given]
             arguments = (name, wanted, *given)

@@ -126,18 +126,21 @@ class ValueFit:
     explained_variance: float | None
 
 
-def value_fit(values: Tensor, returns: Tensor, mask: Tensor) -> ValueFit:
-    """Compare values with returns. Args: values and returns [B, T], reward units; mask [B, T] bool."""
-    check_same_shape(values=values, returns=returns, mask=mask)
-    found = of_each_row(_returns_and_errors, values, returns, mask)
+def value_fit(values: Tensor, returns: Tensor, mask: Tensor, found: Tensor | None = None) -> ValueFit:
+    """Compare values with returns.
+
+    Args: values and returns [B, T], reward units; mask [B, T] bool; found, ``returns_and_errors`` of them where it is known.
+    """
+    found = of_each_row(returns_and_errors, values, returns, mask) if found is None else found
     whole, errors = Moments.of(found[:, :5]), Moments.of(found[:, 5:])
     varies = whole.squares > 0 and not whole.all_equal
     explained = 1 - errors.squares / whole.squares if varies else None
     return ValueFit(whole.mean - errors.mean, whole.mean, explained)
 
 
-def _returns_and_errors(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """``moments_of_rows`` of the returns, and of returns - values, [B, 10] float64."""
+def returns_and_errors(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """``moments_of_rows`` of the returns, and of returns - values, [B, 10] float64; see ``value_fit``."""
+    check_same_shape(values=values, returns=returns, mask=mask)
     errors = returns.double() - values.double()
     return torch.cat([moments_of_rows(returns, mask), moments_of_rows(errors, mask)], dim=1)
 

@@ -38,6 +38,18 @@ class ScoringEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoresTogether(Protocol):
+    """A policy whose processes have further models."""
+
+    def logprobs_with(
+        self, reference: ScoringEngine, batch: SequenceBatch, temperature: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Compute the log-probs of both models in one call of these processes; None where the reference has processes of its
+        own."""
+        ...
+
+
 class TeacherEngine(Protocol):
     """A model that students learn from: in this run, or in a server."""
 

@@ -184,7 +184,12 @@ def check_replayed(step: int, sampler: Sampler, script: Script) -> None:
             f"{DIFFERS}: its step {step} trains on {', '.join(recorded) or 'nothing'}, and this one's on {', '.join(now)}"
         )
     for entry, group in zip(sampler.consumed, before, strict=True):
-        if group.mark and sampler.marks[entry.serial] != group.mark:
+        mark = sampler.marks[entry.serial]
+        if group.mark and len(group.mark) != len(mark):
+            raise RunStopped(
+                "the run that is replayed is of an earlier version, whose marks of samples were made otherwise"
+            )
+        if group.mark and mark != group.mark:
             raise RunStopped(
                 f"{DIFFERS} in step {step}: the samples of group {entry.serial} ({entry.prompt_id}) are others. Its prompts and "
                 "decisions are the same; tokens, log-probs, versions or rewards are not. A replay needs the same model, "

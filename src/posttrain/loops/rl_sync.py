@@ -25,6 +25,7 @@ from posttrain.run.step_ends import due
 from posttrain.run.token_values import TokenTexts
 from posttrain.steps.measure import measure, staleness_metrics
 from posttrain.steps.rl_step import AnySelection, StepResult, collect, sample_groups, train_on
+from posttrain.steps.row_numbers import RowNumbers, numbers_of_rows
 from posttrain.steps.score import TooManyInvalid
 
 
@@ -128,8 +129,9 @@ def finish_step(
     """
     roles, plan, number = parts.roles, parts.plan, began.number
     curriculum = parts.loader.learned(done.selection.groups)
-    write_records(parts.run.folder, number, done, plan, parts.token_texts, roles.read_rows)
-    metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs)
+    found = numbers_of_rows(done.learned.train, done.learned.stats, roles.over_rows)
+    write_records(parts.run.folder, number, done, plan, parts.token_texts, roles.read_rows, found)
+    metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs, found)
     metrics |= {**parts.rewards.metrics, **curriculum}
     metrics["progress/epoch"] = epochs
     metrics |= move_reference(roles.policy, plan, number, began.epochs, epochs, clock)
@@ -155,12 +157,12 @@ def move_reference(
 
 
 def step_metrics(
-    done: StepResult, sampled_tokens: int, version: int, roles: Roles, clock: Clock, epochs: int
+    done: StepResult, sampled_tokens: int, version: int, roles: Roles, clock: Clock, epochs: int, found: RowNumbers
 ) -> dict[str, float]:
     """The measurements of a step but for its times; the policy was at ``version`` when it began."""
     groups, learned, sent_bytes = done.selection.groups, done.learned, roles.weight_sync.sent_bytes
     return {
-        **measure(groups, learned.train, learned.stats, roles.over_rows),
+        **measure(groups, learned.train, learned.stats, found),
         **staleness_metrics(groups, version),
         **clock.throughput(sampled_tokens, learned.train, roles.work, epochs),
         **done.selection.metrics(),
@@ -169,7 +171,13 @@ def step_metrics(
 
 
 def write_records(
-    folder: Path, step: int, done: StepResult, plan: RunPlan, token_texts: TokenTexts, read_rows: RowReader
+    folder: Path,
+    step: int,
+    done: StepResult,
+    plan: RunPlan,
+    token_texts: TokenTexts,
+    read_rows: RowReader,
+    found: RowNumbers,
 ) -> None:
     """Write samples and tensors of a step, where they are due. A step without an update is always written."""
     learned = done.learned
@@ -183,6 +191,7 @@ def write_records(
             trainer_logprobs=learned.stats.trainer_logprobs,
             token_texts=token_texts,
             read_rows=read_rows,
+            first_advantages=found.first_advantages,
         )
     if due(step, plan.batches_every):
         save_step(batch_path(folder, step), done.scored, learned.shaped, learned.train)

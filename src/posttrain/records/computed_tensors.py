@@ -10,9 +10,10 @@ of each row in the order of the rows: one process and many ranks give the same b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,3 +105,52 @@ def rows_computed_by(over_rows: OverRows) -> Iterator[None]:
 def of_each_row(of: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Return ``of(*tensors)``, [B, k]: few numbers of each row, computed where the rows are. Args: as for interfaces.RowWork."""
     return _OVER_ROWS.get()(of, *tensors)
+
+
+# A function as for interfaces.RowWork, and the tensors that it reads
+RowQuestion = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
+
+
+def of_each_row_together(questions: Sequence[RowQuestion], over_rows: OverRows | None = None) -> list[Tensor]:
+    """Answer several questions about rows, each as ``of_each_row`` does. Those about equally many rows, of which some lie
+    elsewhere, are one call.
+
+    Args: over_rows, None: as ``of_each_row``. Returns: a tensor [B, k] for each, with the bits that it has alone.
+    """
+    compute = over_rows or _OVER_ROWS.get()
+    answers: dict[int, Tensor] = {}
+    asked: dict[int, list[int]] = {}  # numbers of the questions, by the number of rows
+    for number, (of, tensors) in enumerate(questions):
+        if any(map(lies_elsewhere, tensors)):
+            asked.setdefault(len(tensors[0]), []).append(number)
+        else:
+            answers[number] = compute(of, *tensors)
+    for numbers in asked.values():
+        whole: dict[int, Tensor] = {id(each): each for number in numbers for each in questions[number][1]}
+        places = {key: place for place, key in enumerate(whole)}
+        of = [(questions[number][0], tuple(places[id(each)] for each in questions[number][1])) for number in numbers]
+        table = compute(partial(_tables, of), *whole.values())
+        answers |= zip(numbers, _apart(table), strict=True)
+    return [answers[number] for number in range(len(questions))]
+
+
+def _tables(of: Sequence[tuple[Callable[..., Tensor], tuple[int, ...]]], *tensors: Tensor) -> Tensor:
+    """The answers of several functions beside each other in float64, which holds all of float32, each behind a column with its
+    number of columns, less than nothing where they are of float32. Args: of, functions and the places of what they read."""
+    parts = []
+    for function, places in of:
+        found = function(*(tensors[place] for place in places))
+        width = found.shape[1] if found.dtype == torch.float64 else -found.shape[1]
+        parts += [torch.full((len(found), 1), float(width), dtype=torch.float64), found.double()]
+    return torch.cat(parts, dim=1)
+
+
+def _apart(table: Tensor) -> list[Tensor]:
+    """The answers in what ``_tables`` has returned."""
+    found, column = [], 0
+    while column < table.shape[1]:
+        width = int(table[0, column])
+        part = table[:, column + 1 : column + 1 + abs(width)]
+        found.append(part if width > 0 else part.float())
+        column += 1 + abs(width)
+    return found

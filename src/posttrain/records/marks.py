@@ -9,14 +9,16 @@ import numpy as np
 from posttrain.records.stored_rows import digest_of, digest_of_logprobs
 from posttrain.records.trajectories import Invalid, Outcome, ScoredGroup, Trajectory
 
+BYTES = 9  # of a mark; those of earlier versions, which were made of the tokens themselves, have 8
+
 
 def mark_of(scored: ScoredGroup) -> str:
-    """Return 16 hexadecimal digits of the tokens, log-probs, distributions and versions of every response of a group, of the
+    """Return 18 hexadecimal digits of the tokens, log-probs, distributions and versions of every response of a group, of the
     bounds, rewards and states of its turns, and of its outcomes.
 
     Texts, times and an environment's metrics do not count: nothing is learned from them.
     """
-    digest = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=BYTES)
     for trajectory, outcome in scored.pairs:
         for sample in (*trajectory.earlier, trajectory):
             _add_sample(digest, sample)

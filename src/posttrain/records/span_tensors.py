@@ -230,3 +230,8 @@ def runs_of(tensor: Tensor) -> SpanTensor | None:
         return None
     spans = first_columns(torch.from_numpy(lengths), values.shape[1]).spans
     return SpanTensor(spans, values[:, 0].copy(), values.shape[1], tensor.dtype)
+
+
+def first_values(values: Tensor, mask: Tensor) -> Tensor:
+    """The value of each row at the first column that the mask selects, [B, 1]. Args: values and mask [B, T]."""
+    return at_places(values, first_places(mask))[:, None]

@@ -16,7 +16,7 @@ from posttrain.libraries.disk_errors import naming
 from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.computed_tensors import of_each_row
 from posttrain.records.images import PromptImages
-from posttrain.records.span_tensors import at_places, first_places, row_counts
+from posttrain.records.span_tensors import first_values, row_counts
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
 from posttrain.run.sample_images import SampleImages
 from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
@@ -34,6 +34,7 @@ def write_samples(
     trainer_logprobs: Tensor | None = None,
     token_texts: TokenTexts | None = None,
     read_rows: RowReader = as_they_are,
+    first_advantages: Tensor | None = None,
 ) -> None:
     """Write the samples of a step (with the advantages of those in the loss) or of a validation, whole or not at all. With a
     batch and ``token_texts``, the values of single tokens go into a file beside (run.token_values). Images go into
@@ -41,7 +42,8 @@ def write_samples(
 
     Args: batch: of all the groups; of a validation a SequenceBatch, which may be of the first groups alone. token_rewards
         [B, T]; None: none are placed on tokens. trainer_logprobs [n, T] nats, of the first n rows of the batch; None: the
-        trainer computed none. read_rows reads the rows of which tokens are written.
+        trainer computed none. read_rows reads the rows of which tokens are written. first_advantages [B, 1], of each row's
+        first sampled token, where they are known.
     """
     places = [(group, number) for group in groups for number in range(len(group.outcomes))]
     # The rows of the batch: a trajectory whose history was edited between turns has several, the last one last.
@@ -53,7 +55,9 @@ def write_samples(
     last_row = {line: row for row, line in enumerate(line_of)}
     advantages: Sequence[float | None] = [None] * len(places)
     if isinstance(batch, TrainBatch):
-        first = of_each_row(_first_values, batch.advantages, batch.sequences.response_mask)
+        first = first_advantages
+        if first is None:
+            first = of_each_row(first_values, batch.advantages, batch.sequences.response_mask)
         in_loss, values = (row_counts(batch.loss_mask) > 0).tolist(), first.squeeze(1).tolist()
         advantages = [values[row] if in_loss[row] else None for row in last_row.values()]
     images = SampleImages(path.parent.parent)
@@ -68,11 +72,6 @@ def write_samples(
             batch, trainer_logprobs, token_texts, line_of, token_rewards=token_rewards, read_rows=read_rows
         )
         _write(tokens, of_tokens)
-
-
-def _first_values(values: Tensor, mask: Tensor) -> Tensor:
-    """The value of each row at the first column that the mask selects, [B, 1]."""
-    return at_places(values, first_places(mask))[:, None]
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posttrain.errors import Problem, RequestError
 from posttrain.interfaces.phase_clock import PhaseClock
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.interfaces.roles import Roles
-from posttrain.interfaces.train_engine import ScoringEngine
-from posttrain.records.batches import ScoredBatch
+from posttrain.interfaces.train_engine import ScoresTogether, ScoringEngine, TrainEngine
+from posttrain.records.batches import ScoredBatch, SequenceBatch
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, TrajectoryGroup
@@ -105,3 +106,15 @@ def _value_of(prompt: Prompt, column: str) -> Any:
         return prompt.extra_info[column]
     what = f"the advantage estimator reads the column {column}, which the row of {prompt.prompt_id} does not have"
     raise RequestError(Problem(what, fix="name a column of the data in data.extra_columns", field="data.extra_columns"))
+
+
+def old_and_reference(
+    batch: SequenceBatch, policy: TrainEngine, reference: ScoringEngine | None, temperature: float
+) -> tuple[Tensor, Tensor | None]:
+    """log pi_old and log pi_ref, [B, T] nats, in one call where both models are in the same processes; None without a reference,
+    or where it has to be asked by itself."""
+    if reference is not None and isinstance(policy, ScoresTogether):
+        both = policy.logprobs_with(reference, batch, temperature)
+        if both is not None:
+            return both
+    return policy.logprobs(batch, temperature), None

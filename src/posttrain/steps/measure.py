@@ -19,31 +19,30 @@ from posttrain.records.span_tensors import SpanTensor, row_counts
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.stored_rows import equal_keys
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
-
-GAP_THRESHOLD = 0.1  # nats
+from posttrain.steps.row_numbers import RowNumbers, gaps_of_rows, numbers_of_rows, sums_and_ends
 
 
 def measure(
-    groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStats, over_rows: RowWork = in_this_process
+    groups: Sequence[ScoredGroup], batch: TrainBatch, update: UpdateStats, found: RowNumbers | None = None
 ) -> dict[str, float]:
-    """All metrics of a step but its times."""
+    """All metrics of a step but its times. Args: found, see ``learning_metrics``."""
     return {
         **reward_metrics(groups),
         **length_metrics(groups),
         **episode_metrics(groups),
-        **learning_metrics(batch, update, over_rows),
+        **learning_metrics(batch, update, found),
     }
 
 
-def learning_metrics(batch: TrainBatch, update: UpdateStats, over_rows: RowWork = in_this_process) -> dict[str, float]:
-    """Metrics of advantages, critic, sampler gap, correction and updates."""
+def learning_metrics(batch: TrainBatch, update: UpdateStats, found: RowNumbers | None = None) -> dict[str, float]:
+    """Metrics of advantages, critic, sampler gap, correction and updates. Args: found, numbers of the batch's rows where they
+    are known."""
+    known = found or numbers_of_rows(batch, update)
     return {
-        **advantage_metrics(batch),
+        **advantage_metrics(batch, known.advantages),
         **divergence_metrics(batch),
-        **critic_metrics(batch),
-        **gap_metrics(
-            batch.sequences.rollout_logprobs, update.trainer_logprobs, batch.sequences.response_mask, over_rows
-        ),
+        **critic_metrics(batch, known.critic),
+        **gap_metrics_of(known.gaps),
         **correction_metrics(batch.sequences.response_mask, batch.logprobs),
         **update.metrics,
     }
@@ -211,13 +210,13 @@ def environment_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in sorted(found.items())}
 
 
-def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Metrics of the advantages of loss tokens; empty where there is none."""
+def advantage_metrics(batch: TrainBatch, sums: Tensor | None = None) -> dict[str, float]:
+    """Metrics of the advantages of loss tokens; empty where there is none. Args: sums, ``sums_and_ends`` of them where known."""
     tokens = row_counts(batch.loss_mask)
     rows = tokens > 0
     if not rows.any():
         return {}
-    found = _sums_of_rows(batch.advantages, batch.loss_mask, tokens)[rows]
+    found = (_sums_of_rows(batch.advantages, batch.loss_mask, tokens) if sums is None else sums)[rows]
     total, absolute = found[:, :2].sum(dim=0).tolist()
     return {
         "advantage/mean": total / int(tokens.sum()),
@@ -236,29 +235,16 @@ def _sums_of_rows(values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
     if isinstance(values, SpanTensor) and isinstance(mask, SpanTensor):
         each = torch.from_numpy(values.of_rows).double()
         return torch.stack([each * tokens, each.abs() * tokens, each, each], dim=1)
-    return of_each_row(_sums_and_ends, values, mask)
+    return of_each_row(sums_and_ends, values, mask)
 
 
-def _sums_and_ends(values: Tensor, mask: Tensor) -> Tensor:
-    """The sum of each row, of its sizes, the largest and the smallest value, [B, 4] float64."""
-    kept = torch.where(mask, values, 0.0)
-    return torch.stack(
-        [
-            kept.sum(dim=1, dtype=torch.float64),
-            kept.abs().sum(dim=1, dtype=torch.float64),
-            torch.where(mask, values, -torch.inf).amax(dim=1).double(),
-            torch.where(mask, values, torch.inf).amin(dim=1).double(),
-        ],
-        dim=1,
-    )
-
-
-def critic_metrics(batch: TrainBatch) -> dict[str, float]:
-    """The critic's values before this step's update, beside the returns; empty without a critic."""
+def critic_metrics(batch: TrainBatch, found: Tensor | None = None) -> dict[str, float]:
+    """The critic's values before this step's update, beside the returns; empty without a critic. Args: found, see
+    ``value_fit``."""
     mask = batch.loss_mask
     if batch.critic is None or not row_counts(mask).any():
         return {}
-    fit = value_fit(batch.critic.values, batch.critic.returns, mask)
+    fit = value_fit(batch.critic.values, batch.critic.returns, mask, found)
     metrics = {"critic/values_mean": fit.values_mean, "critic/returns_mean": fit.returns_mean}
     explained = fit.explained_variance
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
@@ -275,21 +261,17 @@ def gap_metrics(
     if trainer_logprobs is None:
         return {}
     rows = slice(len(trainer_logprobs))
-    found = over_rows(gaps_of_rows, rollout_logprobs[rows], trainer_logprobs, mask[rows])
+    return gap_metrics_of(over_rows(gaps_of_rows, rollout_logprobs[rows], trainer_logprobs, mask[rows]))
+
+
+def gap_metrics_of(found: Tensor | None) -> dict[str, float]:
+    """The same from ``gaps_of_rows``; None: the trainer computed no log-probs."""
+    if found is None:
+        return {}
     tokens, gaps, above = found[:, :3].sum(dim=0).tolist()
     if not tokens:  # every episode has failed before its first token
         return {}
     return {"gap/mean": gaps / tokens, "gap/max": found[:, 3].max().item(), "gap/share_above": above / tokens}
-
-
-def gaps_of_rows(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Count the tokens of each row, add up their gaps, count those above the threshold, and find the largest, [B, 4] float64."""
-    gaps = torch.where(mask, (rollout_logprobs - trainer_logprobs).abs(), 0.0)
-    above = (gaps > GAP_THRESHOLD).sum(dim=1)
-    return torch.stack(
-        [mask.sum(dim=1).double(), gaps.sum(dim=1, dtype=torch.float64), above.double(), gaps.amax(dim=1).double()],
-        dim=1,
-    )
 
 
 def correction_metrics(mask: Tensor, correction: TrainerLogprobs) -> dict[str, float]:

@@ -21,7 +21,7 @@ from posttrain.steps.advantage import estimate_advantages
 from posttrain.steps.assemble import assemble
 from posttrain.steps.correction import correct_rollout
 from posttrain.steps.domains import DomainSelection
-from posttrain.steps.extras import add_columns, add_greedy_rewards, add_sum_pi_squared
+from posttrain.steps.extras import add_columns, add_greedy_rewards, add_sum_pi_squared, old_and_reference
 from posttrain.steps.play import play
 from posttrain.steps.process_rewards import add_process_rewards
 from posttrain.steps.resample import resample, stats_of_all
@@ -211,15 +211,15 @@ def trainer_logprobs(
     """log pi_old, unless nothing needs it before the update, with the experts of this pass where updates replay them, and
     log pi_ref, if there is a reference; then the correction of the gap between sampler and trainer, if the plan has one."""
     temperature = plan.loss.temperature
-    old, experts = None, None
+    old, ref, experts = None, None, None
     if not plan.on_policy and plan.replays_experts:
         old, experts = policy.logprobs_and_experts(batch, temperature)
     elif not plan.on_policy:
-        old = policy.logprobs(batch, temperature)
+        old, ref = old_and_reference(batch, policy, reference, temperature)
     logprobs = TrainerLogprobs(
         old=old,
         experts=experts,
-        ref=reference.logprobs(batch, temperature) if reference else None,
+        ref=reference.logprobs(batch, temperature) if reference and ref is None else ref,
         full_kl=policy.reference_kl(batch, temperature) if plan.full_kl_in_reward else None,
         entropies=None if plan.loss.high_entropy_share is None else policy.entropies(batch, temperature),
     )

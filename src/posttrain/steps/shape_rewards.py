@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_control import next_kl_coef
-from posttrain.algos.kl_reward import penalize_kl
+from posttrain.algos.kl_reward import penalize_kl, sums_of_rows
 from posttrain.algos.overlong import overlong_penalty
 from posttrain.algos.reward_normalization import RunningMoments, normalize_rewards
 from posttrain.records.batches import ScoredBatch, ShapedBatch, TrainerLogprobs
@@ -122,33 +122,31 @@ def _less_divergence(shaped: ShapedBatch, plan: KlRewardPlan, state: RewardState
     valid = shaped.scored.valid
     mask = kept_rows(shaped.sequences.response_mask, valid)
     kl = _kl_of_tokens(shaped.logprobs, mask, plan.estimator)
-    rewards, measured = penalize_kl(shaped.rewards_on_tokens(), kl, mask, kl_coef=state.kl_coef)
+    rewards, sums, measured = penalize_kl(shaped.rewards_on_tokens(), kl, mask, kl_coef=state.kl_coef)
     state.metrics |= {"reward/kl": measured, "reward/kl_coef": state.kl_coef}
     if math.isfinite(measured):  # otherwise the step's loss is not finite either, and the step is skipped
         sequences = int(valid.sum())
         state.kl_coef = next_kl_coef(
             state.kl_coef, measured, sequences, target_kl=plan.target, horizon=plan.horizon_sequences
         )
-    return _with_token_rewards(shaped, rewards)
+    return _with_token_rewards(shaped, rewards, sums)
 
 
 def _with_clipped_tokens(shaped: ShapedBatch, clip: float) -> ShapedBatch:
     """The batch with rewards of tokens cut to plus or minus clip."""
     placed = shaped.rewards_on_tokens()
-    return _with_token_rewards(shaped, by_rows(partial(torch.clamp, min=-clip, max=clip), placed, dtype=placed.dtype))
+    clipped = by_rows(partial(torch.clamp, min=-clip, max=clip), placed, dtype=placed.dtype)
+    return _with_token_rewards(shaped, clipped, of_each_row(sums_of_rows, clipped).squeeze(1))
 
 
-def _with_token_rewards(shaped: ShapedBatch, token_rewards: Tensor) -> ShapedBatch:
-    """The batch with other rewards of tokens [B, T]; a trajectory's reward, on each of its rows, is the sum over them."""
+def _with_token_rewards(shaped: ShapedBatch, token_rewards: Tensor, sums: Tensor) -> ShapedBatch:
+    """The batch with other rewards of tokens [B, T]; a trajectory's reward, on each of its rows, is the sum over them.
+
+    Args: sums of the rows' tokens [B].
+    """
     trajectories = shaped.sequences.trajectory_index
-    sums = of_each_row(_sums, token_rewards).squeeze(1)
     whole = torch.zeros_like(shaped.rewards).index_add(0, trajectories, sums)
     return replace(shaped, token_rewards=token_rewards, rewards=whole[trajectories])
-
-
-def _sums(values: Tensor) -> Tensor:
-    """The sum of each row, [B, 1]."""
-    return values.sum(dim=1, keepdim=True)
 
 
 def _kl_of_tokens(logprobs: TrainerLogprobs, mask: Tensor, estimator: str) -> Tensor:

@@ -100,9 +100,9 @@ def test_the_kl_of_the_controller_is_a_mean_over_responses_with_a_sampled_token(
     old = torch.tensor([[-1.0, -1.0], [5.0, 5.0], [-1.0, 9.0]])
     ref = old - torch.tensor([[0.2, 0.4], [7.0, 7.0], [0.1, 7.0]])
     kl = token_kl("k1", old, ref, mask)
-    _, measured = penalize_kl(torch.zeros(3, 2), kl, mask, kl_coef=1.0)
+    _, _, measured = penalize_kl(torch.zeros(3, 2), kl, mask, kl_coef=1.0)
     assert measured == pytest.approx(0.2)
-    _, measured = penalize_kl(torch.zeros(1, 2), kl[1:2], mask[1:2], kl_coef=1.0)
+    _, _, measured = penalize_kl(torch.zeros(1, 2), kl[1:2], mask[1:2], kl_coef=1.0)
     assert measured == 0.0
 
 
@@ -145,7 +145,7 @@ def test_kl_in_the_reward_by_hand() -> None:
     # d = 0.5 and 1.0 in row 0, 2.0 in row 1 (whose second token is masked): 1 - 0.1 x 0.5, 0 - 0.1 x 1, 3 - 0.1 x 2
     # mean of row means: (0.75 + 2) / 2 = 1.375; row 2 has no token and does not count
     old = torch.tensor([[0.5, 1.0], [2.0, math.nan], [9.0, 9.0]])
-    rewards, kl = penalize_kl(
+    rewards, _, kl = penalize_kl(
         torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 0.0]]),
         old,  # k1 to log-probs of 0
         torch.tensor([[True, True], [True, False], [False, False]]),

@@ -81,7 +81,7 @@ def step_of(rows: dict[str, Tensor], place: Callable[[Tensor], Tensor]) -> dict[
     mask = rows["mask"]
     placed = spread(rows["rewards"], last_columns(rows["lengths"], T))
     kl = by_rows(partial(token_kl, "k3"), old, ref, kept_rows(mask, rows["valid"]), dtype=torch.float32)
-    token_rewards, measured = penalize_kl(placed, kl, kept_rows(mask, rows["valid"]), kl_coef=0.3)
+    token_rewards, _, measured = penalize_kl(placed, kl, kept_rows(mask, rows["valid"]), kl_coef=0.3)
     advantages, returns = gae(token_rewards, values, rows["valid"], mask, gamma=0.9, gae_lambda=0.8)
     again = whiten(with_values(advantages, partial(torch.clamp, min=-1, max=1)), kept_rows(mask, rows["valid"]))
     return {

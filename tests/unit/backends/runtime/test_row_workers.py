@@ -10,14 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from posttrain.algos.kl_reward import sums_of_rows
+from posttrain.algos.statistics import moments_of_rows
 from posttrain.backends.runtime.ray.proxies import RowWorkers
 from posttrain.backends.runtime.ray.shelf import Shelf, taken_down
 from posttrain.backends.runtime.ray.wire import to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
+from posttrain.records.computed_tensors import of_each_row_together
 from posttrain.records.stored_rows import HeldArray
 from posttrain.records.stored_tensors import stored_rows
 from posttrain.records.unread_tensors import UnreadTensor
 from posttrain.steps.measure import gap_metrics, off_policy_metrics
+from posttrain.steps.row_numbers import gaps_of_rows
 
 LENGTHS = torch.tensor([3, 0, 5, 1, 5, 2, 4])
 
@@ -63,6 +67,30 @@ def test_metrics_are_the_same_to_the_bit_for_any_number_of_ranks(ranks: int, mon
     expected = {"gap/mean": gaps.mean().item(), "gap/max": gaps.max().item()}
     found = gap_metrics(*stored, mask, over_rows)
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_questions_about_the_same_rows_are_one_call_with_the_same_bits(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.backends.runtime.ray.shelf.SMALLEST", 1)
+    sampled, trained, mask = log_probs()
+    stored = [stored_rows(each, LENGTHS, HeldArray) for each in (sampled, trained)]
+    workers = Workers(ranks)
+    questions = [
+        (gaps_of_rows, (*stored, mask)),
+        (sums_of_rows, (stored[0],)),  # of float32
+        (sums_of_rows, (sampled,)),  # which is here
+        (moments_of_rows, (stored[1], mask)),
+        (gaps_of_rows, tuple(each[:4] for each in (*stored, mask))),  # of other rows: a call of its own
+    ]
+    found = of_each_row_together(questions, RowWorkers(cast(WorkerGroup, workers)))
+    plain = {id(stored[0]): sampled, id(stored[1]): trained}
+    expected = [of(*(plain.get(id(each), each) for each in tensors)) for of, tensors in questions[:-1]]
+    expected.append(gaps_of_rows(sampled[:4], trained[:4], mask[:4]))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    assert len(workers.shares) == 2 * ranks
 
 
 def test_what_is_here_already_is_computed_here() -> None:

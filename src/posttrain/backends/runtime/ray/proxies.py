@@ -13,6 +13,7 @@ from torch import Tensor
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
+from posttrain.interfaces.train_engine import ScoringEngine
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
 from posttrain.records.computed_tensors import lies_elsewhere
 from posttrain.records.plans import (
@@ -190,6 +191,18 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
         held = self.workers.shelf.place(batch)
         asked = held.record, self.role, "logprobs_and_experts", (temperature,), *held.arrays
         found: tuple[Tensor, Tensor] = self.workers.answer("score", *asked, what="policy logprobs")
+        return found
+
+    def logprobs_with(
+        self, reference: ScoringEngine, batch: SequenceBatch, temperature: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """See interfaces.train_engine.ScoresTogether."""
+        if not isinstance(reference, RemoteScorer) or reference.workers is not self.workers or reference.copies:
+            return None
+        held, asked = self.workers.shelf.place(batch), [(self.role, "logprobs"), (reference.role, "logprobs")]
+        found: tuple[Tensor, Tensor] = self.workers.answer(
+            "score_all", held.record, asked, (temperature,), *held.arrays, what="policy and reference logprobs"
+        )
         return found
 
     def reference_kl(self, batch: SequenceBatch, temperature: float) -> Tensor:

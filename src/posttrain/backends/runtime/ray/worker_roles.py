@@ -123,11 +123,18 @@ class WorkerRoles:
 
     def score(self, batch: Any, role: str, method: str, arguments: Sequence[float], *arrays: Any) -> Any:
         """Call a method that gives [B, T] for the SequenceBatch of all ranks (see shelf); each rank stores its rows of it."""
-        self._started.take_turn(role)
         rows = taken_down(batch, arrays)
+        return self._answer(self._scored(rows, role, method, arguments), rows)
+
+    def score_all(self, batch: Any, asked: Sequence[tuple[str, str]], arguments: Sequence[float], *arrays: Any) -> Any:
+        """The same for several roles, one after the other. Args: asked, roles and methods. Returns: a tuple."""
+        rows = taken_down(batch, arrays)
+        return self._answer(tuple(self._scored(rows, role, method, arguments) for role, method in asked), rows)
+
+    def _scored(self, rows: SequenceBatch, role: str, method: str, arguments: Sequence[float]) -> Any:
+        self._started.take_turn(role)
         with results_in_parts():
-            found = getattr(self.roles[role], method)(rows, *arguments)
-        return self._answer(found, rows)
+            return getattr(self.roles[role], method)(rows, *arguments)
 
     def rows_of(self, of: Callable[..., Tensor], tensors: Any, *arrays: Any) -> Any:
         """Compute a function of this rank's rows of tensors (see shelf), [b, ...]; the result as a plain value."""
