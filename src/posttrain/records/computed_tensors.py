@@ -128,8 +128,8 @@ def of_each_row_together(questions: Sequence[RowQuestion], over_rows: OverRows |
     for numbers in asked.values():
         whole: dict[int, Tensor] = {id(each): each for number in numbers for each in questions[number][1]}
         places = {key: place for place, key in enumerate(whole)}
-        of = [(questions[number][0], tuple(places[id(each)] for each in questions[number][1])) for number in numbers]
-        table = compute(partial(_tables, of), *whole.values())
+        named = [(questions[number][0], tuple(places[id(each)] for each in questions[number][1])) for number in numbers]
+        table = compute(partial(_tables, named), *whole.values())
         answers |= zip(numbers, _apart(table), strict=True)
     return [answers[number] for number in range(len(questions))]
 

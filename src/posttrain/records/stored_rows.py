@@ -10,10 +10,12 @@ import hashlib
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 
 class StoredArray(Protocol):
@@ -97,12 +99,15 @@ class RowOfPieces(UnreadRow):
         return chain.from_iterable(self.pieces)
 
 
-def lengthened(row: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
-    """A row with further numbers behind it: a tuple where both are, and otherwise pieces that are not read."""
+def lengthened(row: tuple[T, ...], more: tuple[T, ...]) -> tuple[T, ...]:
+    """A row with further numbers behind it: a tuple where both are, and otherwise pieces that are not read.
+
+    Rows that stand for tuples have their types in records (records.trajectories).
+    """
     if type(row) is tuple and type(more) is tuple:
         return row + more
     pieces = [piece for each in (row, more) for piece in (each.pieces if isinstance(each, RowOfPieces) else (each,))]
-    return RowOfPieces(tuple(piece for piece in pieces if len(piece)))
+    return cast("tuple[T, ...]", RowOfPieces(tuple(piece for piece in pieces if len(piece))))
 
 
 def digest_of(token_ids: Sequence[int] | NDArray[Any]) -> bytes:

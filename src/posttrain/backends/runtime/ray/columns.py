@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, Generic, TypeVar
 
@@ -21,13 +20,15 @@ _TOKENS = ("token_ids", "logprobs")
 R = TypeVar("R", Trajectory, Unfinished)
 
 
-@cache
-def _defaults_of(kind: type[Any]) -> dict[str, Any]:
+def _defaults_of(kind: type[Trajectory] | type[Unfinished]) -> dict[str, Any]:
     return {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in fields(kind)
         if field.name not in _TOKENS
     }
+
+
+_DEFAULTS = {kind.__name__: _defaults_of(kind) for kind in (Trajectory, Unfinished)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def to_columns(responses: Sequence[R], kind: type[R]) -> Columns[R]:
     lengths = np.array([(len(each.token_ids), len(each.logprobs)) for each in responses], np.int64).reshape(-1, 2)
     token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in responses), np.int64, lengths[:, 0].sum())
     logprobs = np.fromiter(chain.from_iterable(each.logprobs for each in responses), np.float64, lengths[:, 1].sum())
-    defaults = _defaults_of(kind)
+    defaults = _DEFAULTS[kind.__name__]
     others = {name: [getattr(each, name) for each in responses] for name in defaults}
     return Columns(
         kind=kind,
