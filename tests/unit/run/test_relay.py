@@ -109,7 +109,9 @@ def test_what_failed_is_sent_at_the_end_and_the_failure_is_told_once(
     assert capsys.readouterr().err == said
 
 
-def test_a_first_failure_at_the_end_of_a_run_is_tried_once_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_first_failure_at_the_end_of_a_run_is_tried_once_more(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that ends before its service has answered has had no try before."""
     service = Service(fails_at=[1], never_ready=True)
     sender = Relay("x", service, folder)
