@@ -112,7 +112,7 @@ def old_and_reference(
     batch: SequenceBatch, policy: TrainEngine, reference: ScoringEngine | None, temperature: float
 ) -> tuple[Tensor, Tensor | None]:
     """log pi_old and log pi_ref, [B, T] nats, in one call where both models are in the same processes; None without a reference,
-    or where it has to be asked by itself."""
+    or where it needs a call of its own."""
     if reference is not None and isinstance(policy, ScoresTogether):
         both = policy.logprobs_with(reference, batch, temperature)
         if both is not None:

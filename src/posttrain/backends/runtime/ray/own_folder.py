@@ -60,7 +60,7 @@ def _place(pid: int) -> dict[str, Any] | None:
 
 
 def _namespace() -> dict[str, Any]:
-    """Where a process number means a process: containers may share a folder, and not their numbers."""
+    """Name the space of process numbers: containers may share a folder, and not their numbers."""
     try:
         numbers = os.readlink("/proc/self/ns/pid")
     except OSError:
