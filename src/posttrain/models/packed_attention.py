@@ -13,16 +13,20 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
+from posttrain.libraries.cpu_kernels.attention import Settings
+from posttrain.libraries.cpu_kernels.load import attention_for
 from posttrain.models.buckets import Bucket, Prefix
 from posttrain.models.plain_attention import Places, attend_plain, places_of
 
 # Bounds of a bucket: the excess size of its score matrices, and the number of scores per head.
 WASTE = 1.25
 MAX_SCORES = 1 << 22
-# On a CPU, plain matrix products are faster than torch's flash kernel while score matrices fit in cache: with 64 sequences of
-# 68 tokens (9 heads of 64, bfloat16, 2 threads) forward and backward took 15 ms against 59 ms. Memory grows with length^2.
+# On a CPU without compiled attention, plain matrix products are faster than torch's flash kernel while score matrices fit in
+# cache: with 64 sequences of 68 tokens (9 heads of 64, bfloat16, 2 threads) forward and backward took 15 ms against 59 ms.
+# Memory grows with length^2.
 LONGEST_PLAIN = 1024
 # Without gradients the fused kernel is ahead sooner, where it needs no mask: a pass of 512 tokens takes half the time.
 LONGEST_PLAIN_WITHOUT_GRADIENT = 256
@@ -47,6 +51,8 @@ class Packed:
 
     buckets: tuple[Bucket, ...]  # none is empty
     order: Tensor  # [N] int64: token i of the row is entry order[i] of the buckets' tokens, concatenated
+    # [S, 4] int64, on the CPU: first token, tokens, first token of the prompt that they follow, its tokens (0: none)
+    spans: Tensor
     found: dict[Any, Any] = field(default_factory=dict)  # results cached by the first layer for later ones
 
     def places(self, heads: int, kv_heads: int, bucket: int | None = None) -> Places:
@@ -104,7 +110,14 @@ def continued_layout(sequences: Sequence[tuple[int, int]], device: torch.device 
 def _packed(alone: Sequence[tuple[int, int]], sharing: Sequence[_Sharing], device: torch.device | str) -> Packed:
     buckets = [bucket for bucket in (*_plain_buckets(alone), *_sharing_buckets(sharing)) if len(bucket.tokens)]
     order = torch.cat([bucket.tokens for bucket in buckets]).argsort()
-    return Packed(tuple(_moved(bucket, device) for bucket in buckets), order.to(device))
+    spans = [(start, tokens, 0, 0) for start, tokens in alone if tokens]
+    for group in sharing:
+        start = group.start
+        for tokens in group.responses:
+            if tokens:
+                spans.append((start, tokens, group.prompt_start, group.prompt))
+            start += tokens
+    return Packed(tuple(_moved(bucket, device) for bucket in buckets), order.to(device), torch.tensor(spans))
 
 
 def attend_packed(
@@ -122,11 +135,15 @@ def attend_packed(
     Args: query [1, heads, N, head_dim]; key, value [1, kv_heads, N, head_dim]; window: a query sees at most this many of the
         latest keys, itself included; softcap c: scores x, the products times scaling, are replaced by c tanh(x / c); sinks
         [heads]: a score of each head that takes a share of the weights and adds nothing. torch's fused kernels compute neither:
-        memory then grows with length^2.
+        without compiled kernels memory then grows with length^2.
     Returns: [1, N, heads, head_dim].
     """
     heads, kv_heads = query.shape[1], key.shape[1]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    if attention_for(queries, keys, values) is not None:
+        settings = Settings(layout.spans, scaling, window, softcap or 0.0)
+        compiled: Tensor = _AttendCompiled.apply(queries, keys, values, sinks, settings)
+        return compiled[None]
     numbers = range(len(layout.buckets))
     on_cpu = query.device.type == "cpu"
     always = softcap is not None or sinks is not None
@@ -156,6 +173,28 @@ def attend_packed(
         output = _attend_fused(q, k, v, before, mask, scaling)
         outputs.append(_SelectRows.apply(output.flatten(0, 1), bucket.places))
     return _SelectRows.apply(torch.cat(outputs), layout.order)[None]
+
+
+class _AttendCompiled(torch.autograd.Function):
+    """Attention by compiled kernels. Keeps the log of every query's sum, from which the backward pass makes the weights again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, settings: Settings
+    ) -> Tensor:
+        query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+        ctx.sinks_dtype, exact = (None, None) if sinks is None else (sinks.dtype, sinks.float().contiguous())
+        ctx.kernels, ctx.settings = attention_for(query, key, value), settings
+        output, lse = ctx.kernels.forward(query, key, value, exact, settings)
+        ctx.save_for_backward(lse, query, key, value, exact)
+        found: Tensor = output
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *grads, of_sinks = ctx.kernels.backward(grad.contiguous(), *ctx.saved_tensors, ctx.settings)
+        return *grads, None if of_sinks is None else of_sinks.to(ctx.sinks_dtype), None
 
 
 def _causal(bucket: Bucket, window: int | None) -> bool:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.errors import ModelError
+from posttrain.libraries.cpu_kernels import load
 from posttrain.models import packed_attention
 from posttrain.models.attention import NAME, CachedRows, attention, register_attention
 from posttrain.models.packed_attention import Group, attend_packed, continued_layout, packed_layout, shared_layout
@@ -79,10 +80,12 @@ LENGTHS = {
 }
 
 
-def build(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A random model twice: with our attention, and with transformers' own (eager, the plainest)."""
+def build(family: str, kernel: str = "plain") -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A random model twice: with our attention, and with transformers' own (eager, the plainest). Compiled attention needs
+    heads of a multiple of 16."""
     register_attention()
-    config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family]})
+    wider = {"head_dim": 16} if kernel == "compiled" and family != "deepseek_v3" else {}
+    config = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family], **wider})
     plain = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     draw_weights(plain, seed=1)
     ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
@@ -117,9 +120,10 @@ def gradients(model: PreTrainedModel, logits: list[Tensor]) -> dict[str, Tensor]
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
-@pytest.fixture(params=["plain", "fused"])
+@pytest.fixture(params=["compiled", "plain", "fused"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of attending inside a bucket; on a CPU the fused one is for long sequences only."""
+    """All ways of attending: compiled, and without a compiler inside buckets, where the fused one is for long sequences only."""
+    monkeypatch.setattr(load, "_allowed", request.param == "compiled")
     if request.param == "fused":
         monkeypatch.setattr(packed_attention, "LONGEST_PLAIN", 0)
     return request.param
@@ -127,7 +131,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_one_by_one_in_values_and_gradients(family: str, kernel: str) -> None:
-    ours, plain = build(family)
+    ours, plain = build(family, kernel)
     sequences = sequences_of(LENGTHS["ragged"])
     mine, theirs = packed_logits(ours, sequences), plain_logits(plain, sequences)
     for got, expected in zip(mine, theirs, strict=True):
@@ -141,7 +145,7 @@ def test_packed_equals_one_by_one_in_values_and_gradients(family: str, kernel: s
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_packed_equals_one_by_one_for_lengths_at_the_edges(family: str, lengths: list[int], kernel: str) -> None:
-    ours, plain = build(family)
+    ours, plain = build(family, kernel)
     sequences = sequences_of(lengths)
     with torch.no_grad():
         for got, expected in zip(packed_logits(ours, sequences), plain_logits(plain, sequences), strict=True):
@@ -449,6 +453,7 @@ def test_without_gradients_longer_sequences_take_the_fused_kernel(
         return attend(query, *rest)
 
     monkeypatch.setattr(packed_attention, "_attend_fused", counted)
+    monkeypatch.setattr(load, "_allowed", False)  # compiled attention takes all of them
     generator = torch.Generator().manual_seed(0)
     layout = shared_layout([(300, ()), (257, ()), (40, ()), (280, (30, 20))])
     states = [torch.randn(1, heads, 927, 16, generator=generator).to(dtype) for heads in (4, 2, 2)]

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from posttrain.libraries.cpu_kernels.attention import AttentionKernels, load_attention
 from posttrain.libraries.cpu_kernels.build import compiled_library
 from posttrain.libraries.cpu_kernels.trial import difference
 from posttrain.libraries.cpu_kernels.update import DTYPES, SOURCE, UpdateKernels
@@ -35,19 +36,27 @@ def allow_kernels(allowed: bool) -> None:
 
 def kernels_for(*tensors: Tensor) -> UpdateKernels | None:
     """Return the kernels for tensors of one dtype on the CPU; None where torch's operations are to be used."""
+    found = load_update_kernels(tensors[0].dtype) if _may_take(tensors) else None
+    return found if isinstance(found, UpdateKernels) else None
+
+
+def attention_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels | None:
+    """Return the kernels for attention of [tokens, heads, dim]; None where torch's operations are to be used."""
+    found = load_attention(query.dtype) if _may_take((query, key, value)) else None
+    return found if isinstance(found, AttentionKernels) and found.takes(query, key) else None
+
+
+def _may_take(tensors: tuple[Tensor, ...]) -> bool:
     first = tensors[0]
     if not _allowed or first.dtype not in DTYPES or type(first.detach()) is not Tensor:
-        return None
-    if any(each.device.type != "cpu" or each.dtype != first.dtype for each in tensors):
-        return None
-    found = load_update_kernels(first.dtype)
-    return found if isinstance(found, UpdateKernels) else None
+        return False
+    return all(each.device.type == "cpu" and each.dtype == first.dtype for each in tensors)
 
 
 def why_no_kernels(dtype: torch.dtype) -> str | None:
     """Return the reason why there are no kernels on the CPU where they were wanted; None otherwise."""
-    found = load_update_kernels(dtype) if _allowed and dtype in DTYPES else None
-    return found if isinstance(found, str) else None
+    found = (load_update_kernels(dtype), load_attention(dtype)) if _allowed and dtype in DTYPES else ()
+    return next((each for each in found if isinstance(each, str)), None)
 
 
 @cache

@@ -96,6 +96,33 @@ struct Flat {
 #endif
 };
 
+// sums[row][column] += the sum over the depth of left[row][k] * right[k][column], for WIDE * LANES columns. The rows on the left lie
+// `left_row` numbers apart, and the next STEP of their depth `left_step`; on the right LANES columns lie `apart` numbers from the
+// next ones, and the next STEP of the depth `further`. What lies at `next` is fetched meanwhile.
+template <class T, int ROWS, int WIDE, class Factor, class Right>
+inline __attribute__((always_inline)) void multiply_tiles(
+    const Factor *left, int64_t left_row, int64_t left_step, const Right *right, const Right *next, int64_t apart, int64_t further,
+    int64_t depth, Lanes (&sums)[ROWS][WIDE]) {
+    constexpr int STEP = Form<T>::STEP;
+    for (int64_t k = 0; k < depth; k += STEP, left += left_step, right += further, next += further) {
+        typename Form<T>::Column columns[WIDE];
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block++) {
+            // Stored numbers may be narrower than factors.
+            if constexpr (STEP == 1)
+                columns[block] = load(right + block * apart);
+            else
+                columns[block] = Form<T>::column(right + block * apart);
+            __builtin_prefetch(next + block * apart, 0, 2);
+        }
+        ALL_AT_ONCE
+        for (int row = 0; row < ROWS; row++)
+            ALL_AT_ONCE
+            for (int block = 0; block < WIDE; block++)
+                sums[row][block] = Form<T>::add(sums[row][block], left + row * left_row, columns[block]);
+    }
+}
+
 // Keys and values of a response in the order in which they are read: STEP numbers of LANES keys side by side, [room / LANES]
 // [width / STEP][LANES][STEP], and those of STEP tokens, [room / STEP][dim][STEP]. The width is the dim in whole STEPs, with 0
 // behind it; where a token has no successor yet, the numbers beside its own are 0, too.
@@ -126,7 +153,7 @@ struct Tiled {
     inline __attribute__((always_inline)) void score(
         const Factor *queries, int64_t queries_width, int64_t key, Lanes (&sums)[ROWS][WIDE]) const {
         int64_t at = key * width;
-        multiply(queries, queries_width, keys + at, next_keys + at, LANES * width, LANES * STEP, width, sums);
+        multiply_tiles<T>(queries, queries_width, STEP, keys + at, next_keys + at, LANES * width, LANES * STEP, width, sums);
     }
 
     template <int ROWS, int WIDE, class Factor>
@@ -134,32 +161,7 @@ struct Tiled {
         const Factor *weights, int64_t weights_width, int64_t key, int64_t depth, int64_t column,
         Lanes (&sums)[ROWS][WIDE]) const {
         int64_t at = key * dim + column * STEP;
-        multiply(weights, weights_width, values + at, next_values + at, LANES * STEP, dim * STEP, depth, sums);
-    }
-
-   private:
-    // Of the right factors, LANES columns lie `apart` numbers from the next ones, and STEP of the depth lie `further`.
-    template <int ROWS, int WIDE, class Factor>
-    static inline __attribute__((always_inline)) void multiply(
-        const Factor *left, int64_t left_width, const T *right, const T *next, int64_t apart, int64_t further, int64_t depth,
-        Lanes (&sums)[ROWS][WIDE]) {
-        for (int64_t k = 0; k < depth; k += STEP, right += further, next += further) {
-            typename Form<T>::Column columns[WIDE];
-            ALL_AT_ONCE
-            for (int block = 0; block < WIDE; block++) {
-                // Stored numbers may be narrower than factors.
-                if constexpr (STEP == 1)
-                    columns[block] = load(right + block * apart);
-                else
-                    columns[block] = Form<T>::column(right + block * apart);
-                __builtin_prefetch(next + block * apart, 0, 2);
-            }
-            ALL_AT_ONCE
-            for (int row = 0; row < ROWS; row++)
-                ALL_AT_ONCE
-                for (int block = 0; block < WIDE; block++)
-                    sums[row][block] = Form<T>::add(sums[row][block], left + row * left_width + k, columns[block]);
-        }
+        multiply_tiles<T>(weights, weights_width, STEP, values + at, next_values + at, LANES * STEP, dim * STEP, depth, sums);
     }
 };
 
@@ -210,6 +212,18 @@ struct Queries {
                 see_rows(count * (group + 1) / groups - row, first + row, begin, past);
             }
     }
+
+    // Let a score that no key has take its share of the weights.
+    void sink(int64_t row, float score) {
+        float now = std::max(most[row], score), correction = exponential(most[row] - now - Lanes{})[0];
+        total[row] = total[row] * correction + exponential(score - now - Lanes{})[0];
+        for (int64_t d = row * padded; d < (row + 1) * padded; d += LANES)
+            store(load(sums.data() + d) * correction, sums.data() + d);
+        most[row] = now;
+    }
+
+    // The log of the sum of e^score.
+    float log_total(int64_t row) const { return most[row] + std::log(total[row]); }
 
     void give(int64_t row, T *output) const {
         float share = 1 / total[row];
