@@ -1,7 +1,7 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
     python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
-        [--samplers 0] [--light 0] [--critic] [--kl] [--held 100,500]
+        [--samplers 0] [--light 0] [--critic] [--kl] [--asynchronous separate] [--held 100,500]
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
 --workers 1,8,64 under Ray with so many ranks of the policy, which also sample unless there are --samplers. --light N: all ranks
@@ -61,6 +61,9 @@ def main() -> None:
     )
     parser.add_argument("--samplers", type=int, default=0, help="samplers on devices of their own, beside the ranks")
     parser.add_argument("--critic", action="store_true", help="PPO: values, and generalised advantages of them")
+    parser.add_argument(
+        "--asynchronous", choices=("off", "colocate", "separate"), default="off", help="sample ahead, at most one step"
+    )
     parser.add_argument("--kl", action="store_true", help="a reference, and a KL to it in the reward")
     parser.add_argument("--held", default="", help="steps before which everything that the driver holds is counted")
     parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
@@ -158,6 +161,9 @@ def sections_of(samples: int, folder: Path, arguments: argparse.Namespace) -> di
         sections["advantage"] = {"name": "gae"}
     if arguments.kl:
         sections["reward"]["kl"] = {"coef": 0.01}
+    if getattr(arguments, "asynchronous", "off") != "off":
+        sections["asynchronous"] = {"mode": arguments.asynchronous}
+        sections["loss"] = {"rollout_correction": {"allow_none": True}}
     workers = int(arguments.workers)
     if workers:
         devices = list(range(workers + arguments.samplers))
@@ -186,6 +192,8 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         from posttrain.build.train import train_run
         from posttrain.loops import rl_sync
         from posttrain.run.clock import Clock
+        from posttrain.steps.ahead import Ahead
+        from posttrain.steps.apart import Apart
 
     traffic, starting = Traffic(), dict[str, float]()
     if workers:
@@ -198,7 +206,9 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
     counted: dict[str, Held] = {}  # by the number of the step that begins
     cpu: list[float] = []  # seconds at the start of each step
     besides: list[Cpu] = []  # the same, without the phases of models
-    first, phase = rl_sync.sample_groups, Clock.phase
+    source: Any = {"off": rl_sync, "colocate": Ahead, "separate": Apart}[arguments.asynchronous]
+    asked = "sample_groups" if arguments.asynchronous == "off" else "sample"
+    first, phase = getattr(source, asked), Clock.phase
     in_models = Cpu(0.0, 0.0)
 
     @contextmanager
@@ -222,7 +232,7 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
         traffic.step += 1
         return first(*given, **how)
 
-    rl_sync.sample_groups = begun
+    setattr(source, asked, begun)
     if arguments.profile:
         profile = cProfile.Profile(time.process_time)
         profile.runcall(train_run, config)

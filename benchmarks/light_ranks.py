@@ -32,6 +32,7 @@ COLUMNS = {
     "_means": 2,
     "sums_of_rows": 1,
     "sums_and_ends": 4,
+    "sums_of_weights": 4,
     "first_values": 1,
 }
 

@@ -95,10 +95,9 @@ def test_the_driver_looks_into_no_response(
     """Tokens and log-probs go from the samplers to the trainer, and those of a killed one to the other."""
     more: dict[str, dict[str, Any]] = {
         "placement": {"devices": 3, "ray_address": address, "runtime": "ray"},
-        "loss": {"kl_coef": 0.01, "rollout_correction": {}},
         "checkpoint": {"every_steps": None, "at_end": False},
     }
-    kept = {name: section for name, section in APART.items() if name not in ("data", "reward", "validation", "loss")}
+    kept = {name: section for name, section in APART.items() if name not in ("data", "reward", "validation")}
     asked = config(tmp_path, tiny_llama, "unread", kept | more, steps=6)
     reads = count_reads(monkeypatch)
     killer = threading.Thread(target=kill_after, args=(Path(asked.folder), "rollout rank 1", 2))

@@ -144,7 +144,7 @@ def test_the_driver_looks_into_no_response(
     address: str, tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens and log-probs go from the workers that sample to those that train, also those of responses that are cut."""
-    plain = TWO | {"loss": {"rollout_correction": {}}, "checkpoint": {"every_steps": None, "at_end": False}}
+    plain = TWO | {"checkpoint": {"every_steps": None, "at_end": False}}
     reads = count_reads(monkeypatch)
     found = train_run(asked(tmp_path, tiny_llama, "unread", address, **plain))
     assert any(event["event"] == "cut" and event["token"] > 0 for event in events(found))

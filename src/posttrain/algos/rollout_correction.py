@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from posttrain.algos.ratio import LOG_RATIO_LIMIT, log_ratio, row_mean, run_mean
+from posttrain.records.computed_tensors import by_rows
+
+LEVELS = ("token", "sequence", "sequence_mean", "turn")
 
 
 def importance_weights(
@@ -36,6 +40,22 @@ def importance_weights(
     Source: "Your efficient RL framework secretly brings you off-policy RL training", 2025 (truncation); IcePop, 2025;
         means as in ROLL's train_infer_correction.
     """
+    if level not in LEVELS:
+        raise KeyError(f"unknown level {level!r}")
+    bounded = partial(_bounded_weights, level=level, high=high, low=low)
+    dtype = torch.promote_types(old_logprobs.dtype, rollout_logprobs.dtype)
+    weights = by_rows(bounded, old_logprobs, rollout_logprobs, mask, dtype=dtype)
+    if normalize:
+        rows = mask.any(dim=1)
+        mean = weights[mask].mean() if level == "token" else row_mean(weights, mask)[rows].mean()
+        weights = weights / mean if mean > 0 else weights
+    return weights
+
+
+def _bounded_weights(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, level: str, high: float, low: float | None
+) -> Tensor:
+    """The weights of rows, [B, T]; see ``importance_weights``."""
     log_w = log_ratio(old_logprobs.detach(), rollout_logprobs, mask)
     if level == "sequence":
         log_w = log_w.sum(dim=1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).expand(mask.shape)
@@ -43,19 +63,12 @@ def importance_weights(
         log_w = row_mean(log_w, mask).expand(mask.shape)
     elif level == "turn":
         log_w = run_mean(log_w, mask)
-    elif level != "token":
-        raise KeyError(f"unknown level {level!r}")
     weights = log_w.exp()
     if low is None:
         weights = weights.clamp(max=high)
     else:
         weights = torch.where((weights >= low) & (weights <= high), weights, 0.0)
-    weights = torch.where(mask, weights, 0.0)
-    if normalize:
-        rows = mask.any(dim=1)
-        mean = weights[mask].mean() if level == "token" else row_mean(weights, mask)[rows].mean()
-        weights = weights / mean if mean > 0 else weights
-    return weights
+    return torch.where(mask, weights, 0.0)
 
 
 def rejection_mask(

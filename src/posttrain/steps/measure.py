@@ -19,7 +19,7 @@ from posttrain.records.span_tensors import SpanTensor, row_counts
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.stored_rows import equal_keys
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory
-from posttrain.steps.row_numbers import RowNumbers, gaps_of_rows, numbers_of_rows, sums_and_ends
+from posttrain.steps.row_numbers import RowNumbers, gaps_of_rows, numbers_of_rows, sums_and_ends, sums_of_weights
 
 
 def measure(
@@ -43,7 +43,7 @@ def learning_metrics(batch: TrainBatch, update: UpdateStats, found: RowNumbers |
         **divergence_metrics(batch),
         **critic_metrics(batch, known.critic),
         **gap_metrics_of(known.gaps),
-        **correction_metrics(batch.sequences.response_mask, batch.logprobs),
+        **correction_metrics(batch.sequences.response_mask, batch.logprobs, known.correction),
         **update.metrics,
     }
 
@@ -274,15 +274,19 @@ def gap_metrics_of(found: Tensor | None) -> dict[str, float]:
     return {"gap/mean": gaps / tokens, "gap/max": found[:, 3].max().item(), "gap/share_above": above / tokens}
 
 
-def correction_metrics(mask: Tensor, correction: TrainerLogprobs) -> dict[str, float]:
-    """The effect of rollout correction on the step; empty without one. Args: mask [B, T] bool, sampled tokens."""
+def correction_metrics(mask: Tensor, correction: TrainerLogprobs, sums: Tensor | None = None) -> dict[str, float]:
+    """The effect of rollout correction on the step; empty without one.
+
+    Args: mask [B, T] bool, sampled tokens; sums, ``sums_of_weights`` where they are known.
+    """
     metrics: dict[str, float] = {}
-    if correction.importance_weights is not None and mask.any():
-        weights = correction.importance_weights[mask].double()
-        metrics |= {"correction/weight_mean": weights.mean().item(), "correction/weight_max": weights.max().item()}
-        if weights.any():
-            effective = weights.sum().square() / weights.square().sum()
-            metrics["correction/effective_token_share"] = effective.item() / len(weights)
+    weights = correction.importance_weights
+    if weights is not None and row_counts(mask).any():
+        found = of_each_row(sums_of_weights, weights, mask) if sums is None else sums
+        tokens, total, squares = found[:, :3].sum(dim=0).tolist()
+        metrics |= {"correction/weight_mean": total / tokens, "correction/weight_max": found[:, 3].max().item()}
+        if squares:
+            metrics["correction/effective_token_share"] = total * total / squares / tokens
     if correction.rejected is not None and mask.any():
         sampled = mask.any(dim=1)
         gone = sampled & ~correction.kept(mask).any(dim=1)

@@ -24,6 +24,7 @@ class RowNumbers(NamedTuple):
     critic: Tensor | None = None  # [B, 10], ``returns_and_errors``
     gaps: Tensor | None = None  # [n, 4], ``gaps_of_rows`` of the rows whose log-probs the trainer has computed
     first_advantages: Tensor | None = None  # [B, 1], ``first_values``
+    correction: Tensor | None = None  # [B, 4], ``sums_of_weights`` of rollout correction
 
 
 def numbers_of_rows(batch: TrainBatch, update: UpdateStats, over_rows: RowWork | None = None) -> RowNumbers:
@@ -38,6 +39,8 @@ def numbers_of_rows(batch: TrainBatch, update: UpdateStats, over_rows: RowWork |
     if logprobs is not None:
         rows = slice(len(logprobs)) if len(logprobs) < len(batch) else slice(None)
         asked["gaps"] = gaps_of_rows, (sequences.rollout_logprobs[rows], logprobs, sequences.response_mask[rows])
+    if batch.logprobs.importance_weights is not None:
+        asked["correction"] = sums_of_weights, (batch.logprobs.importance_weights, sequences.response_mask)
     asked["first_advantages"] = first_values, (batch.advantages, sequences.response_mask)
     return RowNumbers(**dict(zip(asked, of_each_row_together(list(asked.values()), over_rows), strict=True)))
 
@@ -64,3 +67,9 @@ def gaps_of_rows(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tenso
         [mask.sum(dim=1).double(), gaps.sum(dim=1, dtype=torch.float64), above.double(), gaps.amax(dim=1).double()],
         dim=1,
     )
+
+
+def sums_of_weights(weights: Tensor, mask: Tensor) -> Tensor:
+    """Count the tokens of each row, add up their weights and the squares of these, and find the largest, [B, 4] float64."""
+    kept = torch.where(mask, weights, 0.0).double()
+    return torch.stack([mask.sum(dim=1).double(), kept.sum(dim=1), kept.square().sum(dim=1), kept.amax(dim=1)], dim=1)

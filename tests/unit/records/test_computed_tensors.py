@@ -20,6 +20,7 @@ from posttrain.algos.advantages.reinforce import reinforce
 from posttrain.algos.advantages.reinforce_plus_plus import reinforce_plus_plus
 from posttrain.algos.kl import token_kl
 from posttrain.algos.kl_reward import penalize_kl
+from posttrain.algos.rollout_correction import importance_weights
 from posttrain.algos.statistics import value_fit, whiten
 from posttrain.records.computed_tensors import ComputedTensor, by_rows, of_each_row, rows_computed_by
 from posttrain.records.span_tensors import first_columns, kept_rows, last_columns, spread, with_values
@@ -84,7 +85,12 @@ def step_of(rows: dict[str, Tensor], place: Callable[[Tensor], Tensor]) -> dict[
     token_rewards, _, measured = penalize_kl(placed, kl, kept_rows(mask, rows["valid"]), kl_coef=0.3)
     advantages, returns = gae(token_rewards, values, rows["valid"], mask, gamma=0.9, gae_lambda=0.8)
     again = whiten(with_values(advantages, partial(torch.clamp, min=-1, max=1)), kept_rows(mask, rows["valid"]))
+    corrected = {
+        level: importance_weights(old, ref, mask, level=level, high=2.0, low=low)
+        for level, low in (("token", None), ("sequence", 0.5), ("sequence_mean", None), ("turn", 0.5))
+    }
     return {
+        **corrected,
         "measured": measured,
         "fit": value_fit(values, returns, kept_rows(mask, rows["valid"])),
         "token_rewards": token_rewards,
