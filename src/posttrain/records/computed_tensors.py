@@ -126,6 +126,10 @@ def of_each_row_together(questions: Sequence[RowQuestion], over_rows: OverRows |
         else:
             answers[number] = compute(of, *tensors)
     for numbers in asked.values():
+        if len(numbers) == 1:
+            of, tensors = questions[numbers[0]]
+            answers[numbers[0]] = compute(of, *tensors)
+            continue
         whole: dict[int, Tensor] = {id(each): each for number in numbers for each in questions[number][1]}
         places = {key: place for place, key in enumerate(whole)}
         named = [(questions[number][0], tuple(places[id(each)] for each in questions[number][1])) for number in numbers]
