@@ -10,7 +10,14 @@ import numpy as np
 import torch
 
 from batches import sequence_batch
-from posttrain.backends.runtime.ray.shelf import BYTES_PER_TOKEN, Shelf, Shelved, step_bytes, taken_down
+from posttrain.backends.runtime.ray.shelf import (
+    AHEAD_BYTES_PER_TOKEN,
+    BYTES_PER_TOKEN,
+    Shelf,
+    Shelved,
+    step_bytes,
+    taken_down,
+)
 from posttrain.records.batches import SequenceBatch, TeacherScores, TrainBatch, TrainerLogprobs
 
 ROWS, WIDTH = 64, 1024  # a [ROWS, WIDTH] float32 has 256 KiB
@@ -145,4 +152,5 @@ def test_what_nobody_holds_leaves_the_store() -> None:
 
 def test_room_for_a_step() -> None:
     assert step_bytes(10, 20) == BYTES_PER_TOKEN * 200
+    assert step_bytes(10, 20, 1.5) == (BYTES_PER_TOKEN + 1.5 * AHEAD_BYTES_PER_TOKEN) * 200
     assert 0 <= step_bytes(10**9, 10**6) < 10**15  # never more than there is

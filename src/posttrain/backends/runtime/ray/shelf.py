@@ -32,6 +32,8 @@ SMALLEST = 1 << 16  # bytes; smaller arrays travel with their record
 # Of a step's token: ids and versions 8 each; log-probs of sampler, policy and reference, advantages, values and returns 4 each;
 # two masks; and what the ranks answer
 BYTES_PER_TOKEN = 48
+# Of a token that is sampled ahead of its step: id and log-prob in 4 bytes each, once as reported and once as ended
+AHEAD_BYTES_PER_TOKEN = 16
 _SHARED_MEMORY = "/dev/shm"
 
 
@@ -119,11 +121,13 @@ def _source(tensor: Tensor) -> tuple[Tensor, int]:
     return whole, int(tensor.storage_offset() - whole.storage_offset())
 
 
-def step_bytes(sequences: int, tokens: int) -> int:
-    """Estimate the room for a step of so many sequences of at most so many tokens, prompt and response: at most half of the
-    shared memory that is free here, beyond which Ray moves arrays to the disk."""
+def step_bytes(sequences: int, tokens: int, steps_ahead: float = 0.0) -> int:
+    """Estimate the room for a step of so many sequences of at most so many tokens, prompt and response, and for responses of so
+    many steps that are sampled ahead: at most half of the shared memory that is free here, beyond which Ray moves arrays to the
+    disk."""
     free = shutil.disk_usage(_SHARED_MEMORY).free if os.path.isdir(_SHARED_MEMORY) else 0
-    return min(BYTES_PER_TOKEN * sequences * tokens, free // 2)
+    each = BYTES_PER_TOKEN + AHEAD_BYTES_PER_TOKEN * steps_ahead
+    return min(math.ceil(each * sequences * tokens), free // 2)
 
 
 def taken_down(record: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:

@@ -97,7 +97,9 @@ class _Start:
         room = OBJECT_STORE_BYTES
         if isinstance(config, RunConfig) and isinstance(batches, BatchPlan):
             room += 2 * config.rollout.weight_bucket_mib << 20
-            room += step_bytes(batches.sequences_per_step, config.context_tokens)
+            asynchronous = config.asynchronous
+            ahead = 0.0 if asynchronous.mode == "off" else 1.0 + asynchronous.max_staleness_steps
+            room += step_bytes(batches.sequences_per_step, config.context_tokens, ahead)
         self.cluster = Cluster(
             place.ray_address,
             workers=sum(workers_on.values()),
