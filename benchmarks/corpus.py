@@ -58,6 +58,7 @@ class Launch:
     dialect: str
     arguments: list[str]
     refused: str = ""  # before its keys are read
+    asks: tuple[str, ...] = ()  # what a run needs confirmed: a loop of the checkout's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,12 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
     except RequestError as error:
         return Launch(name="", dialect=dialect, arguments=[], refused=str(error.problems[0]))
     file = folder / VERL_FILES / f"{arguments[0] if arguments else ''}.yaml"
-    return Launch(name="", dialect=dialect, arguments=[str(file), *arguments[1:]] if file.is_file() else [*arguments])
+    return Launch(
+        name="",
+        dialect=dialect,
+        arguments=[str(file), *arguments[1:]] if file.is_file() else [*arguments],
+        asks=tuple(str(each) for each in trainer.asks),
+    )
 
 
 def judge(launch: Launch, *, here: bool, drop_unknown: bool = False) -> Verdict:
@@ -174,7 +180,7 @@ def judge(launch: Launch, *, here: bool, drop_unknown: bool = False) -> Verdict:
     except RequestError as error:
         return Verdict(launch=launch, problems=[str(problem) for problem in error.problems])
     lacking = judged(loaded).lacking  # a library that is not installed on this machine is no reason
-    return Verdict(launch=launch, planned=[str(problem) for problem in lacking])
+    return Verdict(launch=launch, planned=[*launch.asks, *(str(problem) for problem in lacking)])
 
 
 def cause(problem: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from posttrain.config import RunConfig
 from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, is_switch, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.own_keys import OWN_KEYS
 from posttrain.dialects.scripts.names import is_script
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.batch import plan_batches
@@ -168,6 +169,7 @@ def load_request(
     Raises: RequestError for unknown options and for files that cannot be read.
     """
     notes: tuple[str, ...] = ()
+    asks: tuple[Problem, ...] = ()
     arguments, given = take_settings(arguments)
     if given and not (arguments and is_script(arguments[0])):
         what = "--set gives variables of a launch script, and there is none"
@@ -188,6 +190,7 @@ def load_request(
             takes_empty=is_switch if skip_files else _none,
         )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
+        asks = launch.asks
     arguments = named_by_hydra(arguments)
     refuse_dashes(arguments, partial(_key_meant, arguments, dialect))
     if not arguments and dialect is None:
@@ -203,6 +206,10 @@ def load_request(
         drop_unknown=drop_unknown,
         skip_files=skip_files,
     )
+    named = " ".join(word for word in overrides if OWN_KEYS in word)
+    open_questions = [each for each in asks if each.field not in named]
+    if open_questions:
+        loaded = replace(loaded, unsupported=(*loaded.unsupported, *open_questions))
     return loaded.warned(notes) if notes else loaded
 
 

@@ -30,6 +30,8 @@ COUNTS = {
     *("n", "num", "nums", "number", "numbers", "samples", "rollouts", "trajectories"),
     *("repeat", "repeats", "times", "agent", "agents", "group"),
 }
+# Words that make it a number of devices or processes
+MACHINES = {"gpu", "gpus", "npu", "npus", "cpu", "cpus", "device", "devices", "node", "nodes", "worker", "workers"}
 NUMBERS = {
     *COUNTS,
     *("size", "sizes", "batch", "batchsize", "microbatch", "minibatch", "bs", "bsz", "accumulation", "epoch", "epochs"),
@@ -154,7 +156,10 @@ def about_a_number(own: Own) -> bool:
 
 
 def _is_count(own: Own) -> bool:
-    return _is_number(own.value) and float(own.value) > 1 and not COUNTS.isdisjoint(_words(own.key))
+    words = _words(own.key)
+    return (
+        _is_number(own.value) and float(own.value) > 1 and not COUNTS.isdisjoint(words) and MACHINES.isdisjoint(words)
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -69,10 +69,11 @@ def test_a_module_that_is_not_there_is_reported_by_plan() -> None:
     assert "there is no module no_such_plug_in" in str(problem) and "model.external_modules" in str(problem)
 
 
+@pytest.mark.parametrize("within", ["", "src/"])
 def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: str
 ) -> None:
-    folder = tmp_path / "verl/workers/reward_manager"
+    folder = tmp_path / f"{within}verl/workers/reward_manager"
     folder.mkdir(parents=True)
     (folder / "votes.py").write_text('@register("majority")\nclass Votes:\n    pass\n')
     given = [*VERL, "reward_model.reward_manager=majority"]
@@ -82,7 +83,7 @@ def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
     loaded = read_config(None, given, "verl")
     assert not [each for each in loaded.problems if "majority" in str(each)]
     assert (loaded.config.reward.terms[0].name, loaded.config.reward.terms[0].path) == (
-        "majority", "verl/workers/reward_manager/votes.py",
+        "majority", f"{within}verl/workers/reward_manager/votes.py",
     )  # fmt: skip
 
 
@@ -110,6 +111,20 @@ def test_a_manager_that_a_forks_program_chooses_by_name_is_its_class(
     assert list(loaded.config.data.extra_columns) == ["answer", "level"]
     other = read_config(None, [*VERL, "reward_model.reward_manager=minority"], "verl")
     assert any("no file that registers 'minority'" in each.what for each in other.problems)
+
+
+def test_a_manager_of_groups_reads_those_of_a_prompt(tmp_path: Path) -> None:
+    """64 votes of a prompt that has 32 responses would be those of two prompts."""
+    (tmp_path / "votes.py").write_text("class Votes:\n    def __call__(self, data): ...\n")
+    manager = f"reward_manager={{name: votes, module: {{path: {tmp_path}/votes.py, name: Votes}}}}"
+    given = [*VERL, f"++{manager}", "actor_rollout_ref.rollout.n=32"]
+
+    def problems(votes: int) -> str:
+        option = f"+reward_model.reward_kwargs.n_votes_per_prompt={votes}"
+        return " ".join(map(str, read_config(None, [*given, option], "verl").problems))
+
+    assert "n_votes_per_prompt=64, and a prompt has 32 responses" in problems(64)
+    assert "n_votes_per_prompt" not in problems(32)
 
 
 def test_an_estimator_for_verl_is_found_and_its_keys_are_its_own(

@@ -39,6 +39,7 @@ class Launch:
     dialect: str
     line: int
     notes: tuple[str, ...] = ()
+    asks: tuple[Problem, ...] = ()  # what a run needs confirmed, by its field in posttrain.own_keys
 
 
 def read_script(
@@ -108,6 +109,7 @@ def read_script(
         arguments=found,
         dialect=trainer.dialect,
         line=call.line,
+        asks=tuple(replace(each, where=f"{shell.script}:{call.line}") for each in trainer.asks),
         notes=(*_lost_lines(call), *trainer.notes, *map(_guard_note, dict.fromkeys(shell.guards)), *unknown),
     )
 

@@ -6,7 +6,8 @@ import re
 
 from posttrain.errors import ConfigError, Problem
 
-NUMBERED = re.compile(r"(.+\.sh)#(\d+)")
+_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+NUMBERED = re.compile(rf"(.+(?:{'|'.join(map(re.escape, _ENDINGS))}))#(\d+)")
 
 
 class SeveralTrainers(ConfigError):
@@ -18,5 +19,5 @@ class SeveralTrainers(ConfigError):
 
 
 def is_script(word: str) -> bool:
-    """True for run.sh, and for run.sh#2, the second trainer that a script calls."""
-    return word.endswith(".sh") or NUMBERED.fullmatch(word) is not None
+    """True for run.sh or run.slurm, and for run.sh#2, the second trainer that a script calls."""
+    return word.endswith(_ENDINGS) or NUMBERED.fullmatch(word) is not None

@@ -7,7 +7,6 @@ keys. The parts that it replaces are named; one that changes the algorithm is re
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,14 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.scripts import own_generators
+from posttrain.dialects.scripts.own_loops import listed, own_calls, with_loop
 from posttrain.dialects.scripts.own_options import given_options, options_of
-from posttrain.dialects.scripts.peer_trainers import (
-    BASES,
-    LOOP_CALLS,
-    OUTSIDE_THE_LOOP,
-    SKYRL_PARTS,
-    Peer,
-)
+from posttrain.dialects.scripts.own_sources import file_of, imports_of, parsed
+from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, SKYRL_PARTS, Peer
 from posttrain.dialects.scripts.trainers import Trainer, keys_asked_by, trainer_of
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 from posttrain.verl_functions import find
@@ -32,7 +27,6 @@ _SHOWS = {
     *("echo", "printf", "cat", "head", "tail", "wc", "diff", "grep", "egrep", "sed", "awk", "test", "[", "which"),
     *("ls", "find", "cp", "mv", "ln", "rm", "mkdir", "touch", "chmod", "git", "ps", "pgrep", "pkill", "killall"),
 }
-_COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind))}
 # SkyRL's words for an estimator and a loss by name -> our section of it
 _CHOSEN = {
     "advantage": re.compile(r"""\+*trainer\.algorithm\.advantage_estimator=["']?(\w+)["']?"""),
@@ -52,6 +46,8 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
         return None
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:
+            if trainer.dialect == "verl":
+                return place, with_loop(trainer, roots)
             file = _program(words, place, roots)
             if file is None:
                 return place, trainer
@@ -108,21 +104,21 @@ def _functions(file: Path, words: Sequence[str], roots: Sequence[Path]) -> Itera
 
 def _with_imported(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
     """A program, and the files of the same checkout that it imports; those that cannot be parsed are passed over."""
-    source = _parsed(file)
+    source = parsed(file)
     if source is None:
         return
     yield file, source
-    modules = {each.module: None for each in _imports(source).values()}
+    modules = {each.module: None for each in imports_of(source).values()}
     modules |= {name.name: None for node in ast.walk(source) if isinstance(node, ast.Import) for name in node.names}
-    for place in dict.fromkeys(_file_of(module, file, roots) for module in modules):
-        if place is not None and (parsed := _parsed(place)) is not None:
-            yield place, parsed
+    for place in dict.fromkeys(file_of(module, file, roots) for module in modules):
+        if place is not None and (within := parsed(place)) is not None:
+            yield place, within
 
 
 def _environments(file: Path, words: Sequence[str]) -> tuple[str, ...]:
     """Overrides for the environments that a program of SkyRL's registers: ``register(id="mine", entry_point="module:Class")``;
     the entry point may stand in a table of the program's, ``PLACES[variant]`` with ``--variant sft`` in its command."""
-    source = _parsed(file)
+    source = parsed(file)
     if source is None:
         return ()
     found = []
@@ -174,7 +170,7 @@ class _Replaced:
 
 def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: bool = False) -> Trainer | None:
     """The trainer that a program builds; one of the peer's own may set its workers up in its own way."""
-    source = _parsed(file)
+    source = parsed(file)
     if source is None:
         return None
     found = list(_peers(file, source, roots, _DEPTH))
@@ -216,15 +212,15 @@ class _Found:
 
 def _peers(file: Path, source: ast.Module, roots: tuple[Path, ...], depth: int) -> Iterator[_Found]:
     """The peers' trainers that a file imports or derives from; one with subclasses first."""
-    imported = _imports(source)
+    imported = imports_of(source)
     defined = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
     plain: list[_Found] = []
     for each in imported.values():
         if each.peer is not None:
             plain.append(_Found(each.peer))
-        elif each.name.endswith(("Trainer", "Exp", "TaskRunner")) and (inner := _file_of(each.module, file, roots)):
-            parsed = _parsed(inner)
-            if parsed is not None and (chain := _chain(each.name, inner, parsed, roots, depth)):
+        elif each.name.endswith(("Trainer", "Exp", "TaskRunner")) and (inner := file_of(each.module, file, roots)):
+            within = parsed(inner)
+            if within is not None and (chain := _chain(each.name, inner, within, roots, depth)):
                 yield chain
     for name in defined:
         if chain := _chain(name, file, source, roots, depth):
@@ -237,54 +233,17 @@ def _chain(name: str, file: Path, source: ast.Module, roots: tuple[Path, ...], d
     definition = next((node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name), None)
     if definition is None or not depth:
         return None
-    imported = _imports(source)
+    imported = imports_of(source)
     for base in definition.bases:
         above = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
         given = imported.get(above)
         if given is not None and given.peer is not None:
             return _Found(given.peer, ((definition, file),))
-        inner = _file_of(given.module, file, roots) if given else file
-        parsed = _parsed(inner) if inner else None
-        if inner and parsed and (further := _chain(given.name if given else above, inner, parsed, roots, depth - 1)):
+        inner = file_of(given.module, file, roots) if given else file
+        within = parsed(inner) if inner else None
+        if inner and within and (further := _chain(given.name if given else above, inner, within, roots, depth - 1)):
             return _Found(further.peer, ((definition, file), *further.classes))
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Import:
-    module: str  # with the dots of a relative one
-    name: str  # as the module has it
-
-    @property
-    def peer(self) -> Peer | None:
-        peer = BASES.get(self.name)
-        return peer if peer is not None and re.search(peer.modules, self.module) else None
-
-
-def _imports(source: ast.Module) -> dict[str, _Import]:
-    """Every imported name, also inside functions."""
-    return {
-        each.asname or each.name: _Import("." * node.level + (node.module or ""), each.name)
-        for node in ast.walk(source)
-        if isinstance(node, ast.ImportFrom)
-        for each in node.names
-    }
-
-
-def _file_of(module: str, beside: Path, roots: Sequence[Path]) -> Path | None:
-    if not module.strip("."):
-        return None
-    path = Path(*module.strip(".").split(".")).with_suffix(".py")
-    above = len(module) - len(module.lstrip("."))
-    places = [beside.parents[above - 1]] if 0 < above <= len(beside.parents) else [beside.parent, *roots]
-    return next((place / path for place in places if (place / path).is_file()), None)
-
-
-def _parsed(file: Path) -> ast.Module | None:
-    try:
-        return ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _Replaced) -> None:
@@ -315,15 +274,9 @@ def _look_at_method(
     if peer.dialect != "verl":
         _look_at_part(method, title, file, replaced)
         return
-    for node in ast.walk(method):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func
-        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-        if name and name not in LOOP_CALLS and name not in _COMMON and (name in own or not name.startswith("__")):
-            at = f"{title} (line {method.lineno} of {file})"
-            replaced.refused = f"{at} calls {name} (line {node.lineno}), which {peer.name} does not"
-            return
+    if calls := own_calls(method, own):
+        at = f"{title} (line {method.lineno} of {file})"
+        replaced.refused = f"{at} calls {listed(calls)}, which {peer.name} does not"
 
 
 def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, file: Path, replaced: _Replaced) -> None:
@@ -347,7 +300,7 @@ def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, fi
 
 def _look_at_patches(file: Path, source: ast.Module, roots: tuple[Path, ...], peer: Peer, replaced: _Replaced) -> None:
     """``RayPPOTrainer.fit = fit``: a method of the peer's class that the program replaces."""
-    imported = _imports(source)
+    imported = imports_of(source)
     for node in ast.walk(source):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)):
             continue
@@ -357,9 +310,9 @@ def _look_at_patches(file: Path, source: ast.Module, roots: tuple[Path, ...], pe
         theirs, given = imported.get(target.value.id), imported.get(node.value.id)
         if theirs is None or theirs.peer is not peer:
             continue
-        place = _file_of(given.module, file, roots) if given else file
-        parsed = _parsed(place) if place else None
-        functions = {each.name: each for each in parsed.body if isinstance(each, ast.FunctionDef)} if parsed else {}
+        place = file_of(given.module, file, roots) if given else file
+        within = parsed(place) if place else None
+        functions = {each.name: each for each in within.body if isinstance(each, ast.FunctionDef)} if within else {}
         method = functions.get(given.name if given else node.value.id)
         title = f"{target.value.id}.{target.attr}"
         replaced.notes.append(f"{title} is replaced at {file}:{node.lineno}; the replacement is not called")

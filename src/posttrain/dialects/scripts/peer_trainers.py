@@ -73,6 +73,7 @@ SKYRL_PARTS: dict[str, tuple[str, ...]] = {
 # Calls of verl's own RayPPOTrainer, by the last name. A loop that calls others computes something that verl's does not.
 LOOP_CALLS = frozenset(
     """
+    _compute_reward_legacy _compute_teacher_colocate _should_compute_teacher_colocate wake_up_replicas
     AdaptiveKLController AgentLoopManager AsyncLLMServerManager CheckpointEngineManager DataLoader FixedKLController
     Generator MultiTeacherModelManager RLHFDataset RandomSampler RandomState RayClassWithInitArgs RewardLoopManager
     RolloutSkip SequentialSampler StatefulDataLoader Table ThreadPoolExecutor Timer Tracking TrainingWorkerConfig

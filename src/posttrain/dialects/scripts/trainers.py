@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from posttrain.errors import Problem
+
 # The peers' own entry points, as modules.
 ENTRY_POINTS = {
     "verl.trainer.main_ppo": "verl",
@@ -103,6 +105,7 @@ class Trainer:
     refused: str = ""
     instead: str = ""  # the fix of refused, where naming the peer's own entry point is none
     adds: tuple[str, ...] = ()
+    asks: tuple[Problem, ...] = ()  # differences that a run needs confirmed by name, each in own_keys by its field
     # Options that the program reads itself: True for one with a value
     options: Mapping[str, bool] = field(default_factory=dict)
 

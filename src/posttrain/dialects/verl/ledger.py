@@ -39,8 +39,9 @@ TABLES = Tables(
         "code",
     ),
 )
-# A number of a fork: Search-R1
-WORDS_OF_FORKS = {"actor_rollout_ref.rollout.n_agent": "actor_rollout_ref.rollout.n"}
+# Numbers of forks: Search-R1, PRIME, DeepResearcher
+_SAMPLES = "actor_rollout_ref.rollout.n"
+WORDS_OF_FORKS = dict.fromkeys((f"{_SAMPLES}_agent", "data.n_samples", "agent_grpo.n"), _SAMPLES)
 # legacy_reward_impl.yaml of 0.7 and later
 EMPTIED = frozenset(
     {

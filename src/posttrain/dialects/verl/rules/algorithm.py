@@ -108,6 +108,8 @@ def uses_critic(keys: Reader) -> bool:
     """Return True when a critic is built: gae needs one, as does an estimator of the user's own that reads its values, and
     critic.enable cannot add or remove it here."""
     name = keys["algorithm.adv_estimator"]
+    if "algorithm.adv_estimator" in keys.bad and name == "gae":
+        return False  # the default in the place of an unknown one: verl builds a critic for gae alone
     path = None if ADVANTAGES.is_built_in(name) else own_path(keys, "advantage.name", name)
     needed = "values" in ADVANTAGES.known(ESTIMATORS.get(name, name), path).inputs
     asked = get(keys, "critic.enable")
@@ -142,6 +144,9 @@ def loss(keys: Reader) -> dict[str, Any]:
     return fields
 
 
+_AS_THE_OTHER = -1  # of DeepScaleR's fork: no bound of this side's own
+
+
 def _clip(keys: Reader, name: str) -> dict[str, Any]:
     key, low, high = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
     both = keys[key]
@@ -149,6 +154,9 @@ def _clip(keys: Reader, name: str) -> dict[str, Any]:
     for side, field in ((low, "loss.clip_ratio_low"), (high, "loss.clip_ratio_high")):
         known = keys.ledger.find(side) is not None
         given = keys[side] if known and (keys.written(side) or not keys.written(key)) else None
+        if given == _AS_THE_OTHER:
+            keys.warn(f"{side}={given}: {key}={both:g} counts, as in the forks whose files have this number there")
+            given = None
         sides[field] = both if given is None else given
     if sides["loss.clip_ratio_low"] > 1:
         keys.warn(

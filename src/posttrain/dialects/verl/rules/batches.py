@@ -254,7 +254,7 @@ def per_device(
         keys.problem(what, key=name, fix=f"use {name}={copies}, or {name}_per_gpu=1 in its place")
     if not each:
         return None
-    if mini is not None and not _divides(keys, name, total, copies):
+    if mini is not None and needed and not _divides(keys, name, total, copies):
         written = keys[f"{name.rpartition('.')[0]}.ppo_mini_batch_size"]
         below, above = divisors_around(written, min(total, written))
         keys.problem(

@@ -12,9 +12,10 @@ FOLDERS = (
     "verl/workers/reward_manager",
     "verl/experimental/reward_loop/reward_manager",
     "*/workers/reward_manager",
+    "*/verl/workers/reward_manager",  # the checkout of verl is a folder of the repository
 )
 # Programs that choose a manager by comparing its name
-_CHOOSE = ("verl/trainer/main_ppo.py", "verl/trainer/ppo/reward.py")
+_CHOOSE = ("verl/trainer/main_ppo.py", "verl/trainer/ppo/reward.py", "*/verl/trainer/main_ppo.py")
 
 
 def manager_in_checkout(name: str) -> tuple[str, str] | None:
@@ -27,7 +28,8 @@ def manager_in_checkout(name: str) -> tuple[str, str] | None:
     registers = re.compile(rf"""@register\(\s*["']{re.escape(name)}["']""")
     if (found := next((file for file, text in texts.items() if registers.search(text)), None)) is not None:
         return str(found), name
-    chooses = {file: file.read_text("utf-8", errors="replace") for file in map(Path, _CHOOSE) if file.is_file()}
+    programs = [file for pattern in _CHOOSE for file in sorted(Path().glob(pattern))]
+    chooses = {file: file.read_text("utf-8", errors="replace") for file in programs}
     classes = [each for text in (*texts.values(), *chooses.values()) if name in text for each in _chosen(text, name)]
     for each in classes:
         defines = re.compile(rf"^class {re.escape(each)}\b", re.M)

@@ -26,6 +26,9 @@ _PRECISIONS = {
 }
 
 
+_ALL_SHOWN = 1_000_000  # validation responses in a tracker, more than a validation has
+
+
 def data(keys: Reader) -> dict[str, Any]:
     """Columns, overlong prompts, template variables, order."""
     fields: dict[str, Any] = {}
@@ -46,6 +49,8 @@ def data(keys: Reader) -> dict[str, Any]:
     ):
         if options := keys.section(key):
             fields[field] = options
+    if get(keys, "data.apply_chat_template", True) is False:
+        fields["data.templated_prompts"] = "raw"
     return fields | _own_classes(keys)
 
 
@@ -224,9 +229,11 @@ def trackers(keys: Reader) -> dict[str, Any]:
         elif name != "file":  # metrics.jsonl is written in any case
             _own_tracker(keys, name)
     older = get(keys, "trainer.val_generations_to_log_to_wandb", 0)
-    return tracking(names, "verl") | {
-        "tracking.validation_samples": get(keys, "trainer.log_val_generations", 0) or older or 0
-    }
+    shown = get(keys, "trainer.log_val_generations", 0) or older or 0
+    if shown < 0:  # verl slices its list by the number
+        keys.warn(f"trainer.log_val_generations={shown}: all validation responses are shown (verl leaves {-shown} out)")
+        shown = _ALL_SHOWN
+    return tracking(names, "verl") | {"tracking.validation_samples": shown}
 
 
 def _own_tracker(keys: Reader, name: str) -> None:

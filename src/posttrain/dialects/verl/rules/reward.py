@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from posttrain.dialects.reader import Reader
@@ -223,12 +224,25 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     given = keys.section(f"{_MODEL}.reward_kwargs")
     keys.take_over(f"{_MODEL}.reward_kwargs")
     settings = {one: value for one, value in given.items() if one not in ("num_processes", "timeout")}
+    _check_groups(keys, settings)
     term = {"name": manager, "path": file, "kind": "manager", "options": settings}
     if path is not None:
         term |= {"scores_with": f"{path}:{name}", "scores_with_options": options}
     elif keys.ledger.version in WHOLE_SEQUENCE:
         term["own_score"] = True
     return term
+
+
+def _check_groups(keys: Reader, settings: dict[str, Any]) -> None:
+    """Reject a manager of the user's that reads groups of another size than a prompt has responses (TTRL's votes)."""
+    samples = keys[f"{ROLLOUT}.n"]
+    for name, count in settings.items():
+        if re.search(r"_per_prompt$", name) and isinstance(count, int) and count != samples:
+            what = (
+                f"the manager takes {name}={count}, and a prompt has {samples} responses: it would mix those of several"
+            )
+            fix = f"use {ROLLOUT}.n={count}, or {_ARGUMENTS}.{name}={samples}"
+            keys.problem(what, key=f"{_ARGUMENTS}.{name}", fix=fix)
 
 
 def _workers(keys: Reader) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""The training loop of a checkout beside verl's own: the calls of its ``fit`` that verl's trainer does not make.
+
+A fork keeps verl's name of the program, ``verl.trainer.main_ppo``, and changes the loop behind it. Files are parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from posttrain.dialects.scripts.own_sources import file_of, imports_of, parsed
+from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
+from posttrain.dialects.scripts.recipes import recipe_of
+from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
+from posttrain.errors import Problem
+
+INSTEAD = (
+    "give its keys to verl's own loop: posttrain plan --dialect verl KEY=VALUE ...; or write an environment of your own"
+)
+_TRAINER = "verl.trainer.main_ppo"
+_LOOP = "fit"
+_SAMPLER = "actor_rollout_wg"  # verl's attribute of the workers that sample
+_SCORES = re.compile(r"reward_fn|compute_(?:\w+_)?(?:reward|rm_score)|extract_reward")
+# Methods of tensors, arrays and texts, and parts of the standard library: they say nothing about the algorithm
+_PLAIN = frozenset(
+    """DataProto GenerationConfig arange argmax argsort array_equal basename batch_encode_plus bool clone cuda dirname eq expand
+    findall float flatten from_dict from_numpy full ge group gt int isfinite isinf isnan json listdir loads long lt match ne
+    nonzero no_grad now numel ones_like path permute read repeat_interleave reshape run search seed set_description squeeze stack
+    strftime sub sum tokenizer transpose unique unsqueeze where zeros_like""".split()  # noqa: SIM905
+)
+_COMMON = {*dir(builtins), *(name for kind in (str, list, dict, set) for name in dir(kind)), *_PLAIN}
+# Calls that report: metrics, logs, timers, files of samples
+_REPORTS = re.compile(
+    r"(?i)(?:^|_)(?:log(?!_?probs?)|logs|logger|print|dump|metrics?|wandb|tracking|timer|progress|table|status|header|profil\w*"
+    r"|histogram|save|write|summary|records?|stats|statistics)(?:_|$)|(?:tracking|timer)$"
+)
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoop:
+    """A trainer's loop of a checkout, where it differs from verl's."""
+
+    name: str  # CLASS.fit
+    title: str  # with its place: CLASS.fit (line N of FILE)
+    calls: Mapping[str, int]  # names of calls that verl's loop does not make -> line
+    samples: str = ""  # the call that the sampler's workers are passed to
+    scores: bool = True  # rewards are computed in the loop
+
+
+def own_calls(method: ast.FunctionDef | ast.AsyncFunctionDef, own: set[str]) -> dict[str, int]:
+    """Return the calls of a loop that verl's loop does not make, with their lines; ``own`` are the methods of its class."""
+    found: dict[str, int] = {}
+    for node in ast.walk(method):
+        if not isinstance(node, ast.Call):
+            continue
+        name = _called(node)
+        if not name or name in LOOP_CALLS or name in _COMMON or _REPORTS.search(name):
+            continue
+        if name in own or not name.startswith("__"):
+            found.setdefault(name, node.lineno)
+    return found
+
+
+def listed(calls: Mapping[str, int]) -> str:
+    """Return the calls as a text: ``a (line 1), b (line 2) and 3 more``."""
+    shown = ", ".join(f"{name} (line {line})" for name, line in list(calls.items())[:_SHOWN])
+    return shown + (f" and {len(calls) - _SHOWN} more" if len(calls) > _SHOWN else "")
+
+
+def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
+    """Compare the loop of a checkout with verl's own, for a program that is called like one of verl's.
+
+    Args: ``roots`` are the folders that the program may stand below.
+    Returns: the trainer, refused where its sampler plays episodes of its own or another package's loop makes further calls; with
+        something to confirm where a fork's loop does, under verl's name.
+    """
+    if recipe_of(trainer.written) is not None:
+        return trainer
+    is_peers = any(f".{trainer.written}".endswith(f".{name}") for name in ENTRY_POINTS)
+    taken = f"{trainer.written} is taken for {trainer.module} by its name; it is parsed, not run"
+    trainer = replace(trainer, notes=() if is_peers else (taken,), instead=INSTEAD)
+    if trainer.module != _TRAINER:
+        return trainer
+    asks = []
+    for loop in _loops(trainer.written, [*roots, *(root / "verl" for root in roots)]):
+        if loop.samples:
+            why = f"{loop.title} passes the sampler to {loop.samples}, which plays episodes of its own"
+            return replace(trainer, refused=why)
+        if not loop.scores:
+            why = f"{loop.title} computes no rewards: its own sampler plays the episodes and scores them"
+            return replace(trainer, refused=why)
+        if loop.calls and not is_peers:
+            return replace(
+                trainer, refused=f"{loop.title} calls {listed(loop.calls)}, which verl's PPO trainer does not"
+            )
+        if loop.calls:
+            what = f"the checkout's own loop, {loop.title}, calls {listed(loop.calls)}, which verl's does not: a run calls none"
+            fix = f"confirm by name that verl's loop is meant: +posttrain.own_keys=[{loop.name}]"
+            asks.append(Problem(what, fix=fix, field=loop.name))
+    return replace(trainer, asks=tuple(asks))
+
+
+def _loops(module: str, roots: Sequence[Path]) -> Iterator[OwnLoop]:
+    """The loops of the trainers that a program builds, by its dotted name."""
+    path = Path(*module.split(".")).with_suffix(".py")
+    root = next((root for root in roots if (root / path).is_file()), None)
+    source = parsed(root / path) if root is not None else None
+    if root is None or source is None:
+        return
+    built = {_called(node) for node in ast.walk(source) if isinstance(node, ast.Call)}
+    for name, given in imports_of(source).items():
+        if not given.name.endswith("Trainer") or name not in built:
+            continue
+        file = file_of(given.module, root / path, [root, *roots])
+        if file is not None and (loop := _loop(given.name, file)) is not None:
+            yield loop
+
+
+def _loop(name: str, file: Path) -> OwnLoop | None:
+    """The loop of a class, its own or that of a class of the same file; None where neither has one."""
+    source = parsed(file)
+    classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)} if source else {}
+    while (definition := classes.pop(name, None)) is not None:
+        methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
+        if (method := methods.get(_LOOP)) is not None:
+            calls = {_called(node) for node in ast.walk(method) if isinstance(node, ast.Call)}
+            further = [each for each in methods.values() if each.name in calls and each.name != "_validate"]
+            names = {
+                ast.unparse(node)
+                for each in (method, *further)
+                for node in ast.walk(each)
+                if isinstance(node, ast.Name | ast.Attribute)
+            }
+            return OwnLoop(
+                name=f"{name}.{_LOOP}",
+                title=f"{name}.{_LOOP} (line {method.lineno} of {file})",
+                calls=own_calls(method, set(methods)),
+                samples=_given_the_sampler(method),
+                scores=any(_SCORES.search(each) for each in names),
+            )
+        name = next((base.id for base in definition.bases if isinstance(base, ast.Name)), "")
+    return None
+
+
+def _given_the_sampler(method: ast.FunctionDef) -> str:
+    """The call of a loop that gets verl's sampling workers as an argument, with its line; "" without one."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Call) and (name := _called(node)) not in LOOP_CALLS and name not in _COMMON:
+            values = [*node.args, *(one.value for one in node.keywords)]
+            if any(isinstance(each, ast.Attribute) and each.attr == _SAMPLER for each in values):
+                return f"{name} (line {node.lineno})"
+    return ""
+
+
+def _called(node: ast.Call) -> str:
+    called = node.func
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""

@@ -1,0 +1,73 @@
+"""Forks of verl: words and numbers of their own that mean something of verl's, and those that must not count for another."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.dialects.detect import read_config
+from posttrain.dialects.loaded import LoadedConfig
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+BASE = (
+    "data.train_files=train.parquet",
+    "data.train_batch_size=64",
+    "algorithm.adv_estimator=grpo",
+    f"{A}.ppo_mini_batch_size=16",
+    f"{R}.n=4",
+    f"{R}.log_prob_micro_batch_size_per_gpu=8",
+    "trainer.logger=console",
+)
+SIZE = f"{A}.ppo_micro_batch_size_per_gpu=8"
+
+
+def read(*overrides: str, drop: bool = False, version: str = "verl") -> LoadedConfig:
+    return read_config(None, [*BASE, *overrides], version, here=True, drop_unknown=drop)
+
+
+def texts(loaded: LoadedConfig) -> str:
+    return "\n".join(str(problem) for problem in (*loaded.problems, *loaded.unsupported))
+
+
+def test_a_clip_range_of_minus_one_is_that_of_both_sides() -> None:
+    loaded = read(SIZE, f"{A}.clip_ratio=0.1", f"{A}.clip_ratio_low=-1", f"{A}.clip_ratio_high=0.28")
+    assert not loaded.problems
+    assert (loaded.config.loss.clip_ratio_low, loaded.config.loss.clip_ratio_high) == (0.1, 0.28)
+    assert any("clip_ratio_low=-1" in warning for warning in loaded.warnings)
+
+
+@pytest.mark.parametrize("version", ["verl@0.1", "verl@0.2", "verl"])
+def test_a_size_that_tokens_replace_need_not_divide_the_mini_batch(version: str) -> None:
+    """16 prompts are not whole micro-batches of 64; with micro-batches cut by tokens nothing reads the 64."""
+    by_tokens = (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=24000")
+    loaded = read(f"{A}.ppo_micro_batch_size=64", *by_tokens, version=version)
+    assert not loaded.problems
+    assert loaded.config.policy.max_tokens_per_micro_batch == 24000
+    assert "does not divide the mini-batch of 16" in texts(read(f"{A}.ppo_micro_batch_size=64", version=version))
+
+
+def test_prompts_without_a_chat_template_are_read_as_they_are() -> None:
+    assert read(SIZE, "+data.apply_chat_template=False").config.data.templated_prompts == "raw"
+    assert read(SIZE, "+data.apply_chat_template=True").config.data.templated_prompts == "error"
+
+
+def test_a_negative_number_of_shown_generations_shows_all() -> None:
+    loaded = read(SIZE, "trainer.log_val_generations=-1")
+    assert not loaded.problems and loaded.config.tracking.validation_samples > 100_000
+    assert any("verl leaves 1 out" in warning for warning in loaded.warnings)
+
+
+def test_a_number_of_devices_is_no_number_of_responses() -> None:
+    """Of two own keys beside a group of one, the one that counts responses is named, with verl's key for it."""
+    loaded = read(SIZE, f"{R}.n=1", "+data.n_gpus_per_node=8", "+agent_grpo.n=16", drop=True)
+    assert "your +posttrain.data.n_gpus_per_node" not in texts(loaded) and "agent_grpo.n=16" in texts(loaded)
+    assert "a group of one" not in texts(read(SIZE, "+data.n_gpus_per_node=8", drop=True))
+
+
+def test_samples_of_a_fork_are_asked_for_by_verls_key() -> None:
+    assert f"verl's key for it is {R}.n=8" in texts(read(SIZE, "+data.n_samples=8", drop=True))
+    assert "n_samples" not in texts(read(SIZE, "+data.n_samples=4", drop=True))  # the value of rollout.n
+
+
+def test_an_unknown_estimator_asks_for_no_critic() -> None:
+    loaded = read(SIZE, "algorithm.adv_estimator=lead", "critic.ppo_micro_batch_size=48")
+    assert len(loaded.problems) == 1 and "lead" in str(loaded.problems[0])
