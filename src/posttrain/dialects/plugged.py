@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
 from posttrain.dialects.ledger import Key, Ledger, leaves
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import nested, value_at
@@ -108,7 +109,7 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
 
 def read_by_own(keys: Reader) -> set[str]:
     """Keys of the user's own that an estimator, a loss or a program of the user's own reads."""
-    found: set[str] = _read_by_program(keys)
+    found: set[str] = _read_by_program(keys) | _read_by_manager(keys)
     for key, (field, section) in _SECTIONS.items():
         name = value_at(keys.values, key)
         registry = _REGISTRIES[field]
@@ -131,6 +132,13 @@ def _read_by_program(keys: Reader) -> set[str]:
     for each in Path(file).parent.rglob("*.py"):
         words |= set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))
     return {each.key for each in keys.own if each.key.rpartition(".")[2] in words}
+
+
+def _read_by_manager(keys: Reader) -> set[str]:
+    """Keys of the user's own that a fork's program hands to the reward manager which it chooses by name."""
+    name = value_at(keys.values, "reward_model.reward_manager") if keys.ledger.dialect == "verl" else None
+    found = manager_in_checkout(name) if isinstance(name, str) and name not in MANAGERS else None
+    return {each.key for each in handed_to(found[1], found[0])} & {each.key for each in keys.own} if found else set()
 
 
 def _leaves_of(keys: Reader, section: str) -> dict[str, Any]:

@@ -113,6 +113,49 @@ def test_a_manager_that_a_forks_program_chooses_by_name_is_its_class(
     assert any("no file that registers 'minority'" in each.what for each in other.problems)
 
 
+PROGRAM = """
+if name == "naive":
+    cls = Naive
+    reward_fn = cls(tokenizer=tokenizer, num_examine=0, shift=9)
+elif name == "majority":
+    cls = Votes
+reward_fn = cls(tokenizer=tokenizer, num_examine=0, scale=config.reward_model.get("scale", 2.0), kind="long", shift=shift(),
+                bound=config.reward_model.bound, limit=config.data.max_response_length, unread=config.trainer.nnodes)
+val_reward_fn = cls(tokenizer=tokenizer, num_examine=1, scale=7)
+"""
+
+
+@pytest.mark.parametrize(("written", "scale"), [((), 2.0), (("+reward_model.scale=0.5",), 0.5)])
+def test_a_forks_program_hands_its_manager_what_its_keys_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: tuple[str, ...], scale: float
+) -> None:
+    """As verl's program would be called: constants, keys with what holds without them; no key of these is an unknown one."""
+    folder = tmp_path / "verl/workers/reward_manager"
+    folder.mkdir(parents=True)
+    takes = "self, tokenizer, num_examine, kind, scale=1.0, shift=0, bound=None, limit=None"
+    (folder / "votes.py").write_text(
+        f"class Votes:\n    def __init__({takes}): ...\n    def __call__(self, data): ...\n"
+    )
+    (tmp_path / "verl/trainer").mkdir(parents=True)
+    (tmp_path / "verl/trainer/main_ppo.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    given = [
+        *VERL,
+        "reward_model.reward_manager=majority",
+        "+reward_model.bound=3",
+        "data.max_response_length=100",
+        *written,
+    ]
+    loaded = read_config(None, given, "verl")
+    assert not [each for each in loaded.problems if "reward_model" in str(each)]
+    wanted = {"kind": "long", "scale": scale, "bound": 3, "limit": 100}
+    assert loaded.config.reward.terms[0].options == wanted
+    assert any("main_ppo.py:7 hands shift=shift() to Votes" in text for text in loaded.warnings)
+    text = (folder / "votes.py").read_text().replace("shift=0", "shift").replace("scale=1.0, shift", "shift, scale=1.0")
+    (folder / "votes.py").write_text(text)
+    assert any("hands shift=shift()" in str(each) for each in read_config(None, given, "verl").problems)
+
+
 def test_a_manager_of_groups_reads_those_of_a_prompt(tmp_path: Path) -> None:
     """64 votes of a prompt that has 32 responses would be those of two prompts."""
     (tmp_path / "votes.py").write_text("class Votes:\n    def __call__(self, data): ...\n")

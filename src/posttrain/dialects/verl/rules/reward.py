@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
-from posttrain.dialects.verl.rules.checkout_managers import manager_in_checkout
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.names import ROLLOUT
@@ -27,7 +28,6 @@ _SERVED = "reward.reward_model"  # its later name, where it is served
 WHOLE_SEQUENCE = ("0.1", "0.2")
 RATE_LIMITED_TIMEOUT_S = 300.0  # of one call of the manager rate_limited
 MANAGER_TIMEOUT_S = 1800.0  # of one call with all responses of a step
-MANAGERS = ("naive", "prime", "dapo", "batch", "remote", "gdpo", "rate_limited")
 
 
 def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, Any], str]:
@@ -207,8 +207,10 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
         return {}
     modules = get(keys, "actor_rollout_ref.model.external_lib", [])
     module = modules if isinstance(modules, str) else next(iter(modules), None)
+    handed: dict[str, Any] = {}
     if file is None and (found := manager_in_checkout(manager)) is not None:
         file, manager = found
+        handed = _handed_by_program(keys, manager, file)
     file = file or path or (f"pkg://{module}" if module else None)
     key = f"{_MODEL}.reward_manager"
     near = nearest(written, MANAGERS)
@@ -223,7 +225,7 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
         return {}
     given = keys.section(f"{_MODEL}.reward_kwargs")
     keys.take_over(f"{_MODEL}.reward_kwargs")
-    settings = {one: value for one, value in given.items() if one not in ("num_processes", "timeout")}
+    settings = handed | {one: value for one, value in given.items() if one not in ("num_processes", "timeout")}
     _check_groups(keys, settings)
     term = {"name": manager, "path": file, "kind": "manager", "options": settings}
     if path is not None:
@@ -231,6 +233,25 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     elif keys.ledger.version in WHOLE_SEQUENCE:
         term["own_score"] = True
     return term
+
+
+def _handed_by_program(keys: Reader, manager: str, file: str) -> dict[str, Any]:
+    """The further arguments that the checkout's own program hands to its manager, with the values of this configuration."""
+    found: dict[str, Any] = {}
+    for each in handed_to(manager, file):
+        value = value_at(keys.values, each.key) if each.key else NOTHING
+        if value is NOTHING and each.key and (row := keys.ledger.find(each.key)) is not None and "*" not in row.name:
+            value = keys[each.key]
+        value = each.value if value is NOTHING else value
+        if isinstance(value, str | int | float | None):
+            found[each.name] = value
+            continue
+        what = f"{each.where} hands {each.name}={each.text} to {manager}, which only that program computes"
+        if each.needed:
+            keys.problem(what, key=f"{_MODEL}.reward_manager", fix=f"give it: +{_ARGUMENTS}.{each.name}=VALUE")
+        else:
+            keys.warn(f"{what}: its default counts, or +{_ARGUMENTS}.{each.name}=VALUE")
+    return found
 
 
 def _check_groups(keys: Reader, settings: dict[str, Any]) -> None:
