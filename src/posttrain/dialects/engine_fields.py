@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.rollout import RolloutConfig
+from posttrain.dialects.trees import nested
+from posttrain.errors import Problem
 from posttrain.facts import RolloutEngineFacts
 from posttrain.plan.engine import engine_plan
-from posttrain.registry import ROLLOUT_ENGINES
+from posttrain.plan.options import read_options
+from posttrain.registry import ENGINE_PLANS, ROLLOUT_ENGINES
 
 # Sections that only some rollout engines read.
 SAMPLER_FIELDS: Mapping[str, Callable[[RolloutEngineFacts], bool]] = {
@@ -40,3 +43,21 @@ def engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str |
             chosen = ONE_DEVICE if here else fields.get(engine, ONE_DEVICE)
             return None if engine_plan(chosen).reads_options else chosen
     return None
+
+
+def wrong_options(fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find options of the chosen training engines whose values these do not take."""
+    for section, engine in TRAINING_FIELDS.items():
+        given = {
+            name.removeprefix(f"{section}."): value for name, value in fields.items() if name.startswith(f"{section}.")
+        }
+        if (
+            not given
+            or not isinstance(chosen := fields.get(engine, ONE_DEVICE), str)
+            or chosen not in ENGINE_PLANS.names()
+        ):
+            continue
+        plan = engine_plan(chosen)
+        if plan.options is not None:
+            _, problems = read_options(plan.options, nested(given), at=section, engine=plan.name)
+            yield from (problem for problem in problems if " must be " in problem.what)

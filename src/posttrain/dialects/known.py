@@ -6,6 +6,7 @@ from functools import cached_property
 
 from posttrain.dialects.ledger import Key, Ledger
 from posttrain.dialects.likeness import nearest_keys, one_slip
+from posttrain.dialects.option_names import options_of
 from posttrain.dialects.trees import parents
 from posttrain.dialects.value_types import type_text
 from posttrain.dialects.words import OUR_SECTION
@@ -66,17 +67,19 @@ class Known:
         return (what, f"{GUESS} {fix}?") if fix else (f"{what}{self.belongs(key)}", self.elsewhere(key))
 
     def slip(self, key: str, row: Key) -> str:
-        """The known key that one below a section with any names may be a misspelling of; "" without one. A section without
-        known names is compared with those that are called like it, unless it holds arguments of the user's own."""
+        """The known key that one below a section with any names may be a misspelling of; "" without one. The names are those
+        of the table, and of the library that takes the section's values. A section of which neither knows any is compared with
+        those that are called like it, unless it holds arguments of the user's own."""
+        above = key.rpartition(".")[0]
         section = row.name.removesuffix(".**")
         names = [name for name in self.ledger.by_name if name.startswith(f"{section}.") and "*" not in name]
+        names += [f"{above}.{option}" for option in options_of(above)]
         if not names and not section.endswith(("kwargs", "override_config")):
-            section, _, _ = key.rpartition(".")
-            last = section.rpartition(".")[2]
+            last = above.rpartition(".")[2]
             sections = self._sections.items()
             alike = [leaves for other, leaves in sections if other.rpartition(".")[2] == last]
-            alike = alike or [leaves for other, leaves in sections if other.count(".") == section.count(".")]
-            names = [*dict.fromkeys(f"{section}.{leaf}" for leaves in alike for leaf in leaves)]
+            alike = alike or [leaves for other, leaves in sections if other.count(".") == above.count(".")]
+            names = [*dict.fromkeys(f"{above}.{leaf}" for leaves in alike for leaf in leaves)]
         return "" if key in names else next((name for name in names if one_slip(key, name)), "")
 
     def _sibling(self, key: str) -> str:

@@ -61,6 +61,8 @@ class LoadedConfig(Generic[C]):
     unsupported: tuple[Problem, ...] = ()
     changes: tuple[str, ...] = ()  # what --here changed, in sentences
     words: UserWords | None = None
+    # Keys that look misspelt, and are no errors by themselves: other problems may follow from them
+    slips: tuple[Problem, ...] = ()
 
     def key(self, field: str) -> str:
         """The user's name for one of our fields; ours where theirs has none."""
@@ -78,13 +80,15 @@ class LoadedConfig(Generic[C]):
         ]
 
     def further(self, problems: Iterable[Problem]) -> list[Problem]:
-        """The same, located, without those about keys that are reported already: they only follow from the default there."""
+        """The same, located, without those about keys that are reported already: they only follow from the default there. The
+        first problems come with the keys that look misspelt."""
         reported = [problem.field for problem in self.problems if problem.field]
-        return [
+        found = [
             problem
             for problem in self.locate(problems)
             if not any(same_branch(problem.field, field) for field in reported)
         ]
+        return [*self.slips, *found] if found and not self.problems else found
 
     def warned(self, texts: Iterable[str]) -> LoadedConfig[C]:
         """The same with further warnings, which are turned into the user's keys."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from posttrain.dialects.known import Known
+from posttrain.dialects.ledger import Key
 from posttrain.dialects.own_keys import Own, looks_misspelt
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.dialects.value_types import fits
-from posttrain.errors import Problem
+from posttrain.errors import GUESS, Problem
 
 
 def let_its_value_stand(reader: Reader, known: Known, own: Own) -> None:
@@ -19,10 +22,25 @@ def let_its_value_stand(reader: Reader, known: Known, own: Own) -> None:
     row = reader.ledger.find(meant) if meant and (section_alone or looks_misspelt(own.key, meant)) else None
     if row is None or row.status != "mapped" or not fits(own.value, row.type):
         return
+    _stand(reader, meant, row, own.value)
+
+
+def let_slips_stand(reader: Reader) -> None:
+    """Let rules read misspelt keys that are no errors in their dialect as the keys that were meant."""
+    for slip in reader.slips:
+        value, meant = value_at(reader.values, slip.field), slip.fix.removeprefix(GUESS).strip(" ?")
+        row = reader.ledger.find(meant)
+        if value is NOTHING or row is None or row.status != "mapped" or not fits(value, row.type):
+            continue
+        reader.remove(slip.field)
+        _stand(reader, meant, row, value)
+
+
+def _stand(reader: Reader, key: str, row: Key, value: Any) -> None:
     # Rules read a setting with two names under the earlier one, unless the later one is written
-    for name in (meant, row.same_as):
-        if name and reader.ledger.find(name) is not None and not reader.written(name):
-            reader.put(name, own.value)
+    for name in (key, row.same_as):
+        if name and reader.ledger.find(name) is not None and value_at(reader.values, name) is NOTHING:
+            reader.put(name, value)
 
 
 def at_their_holders(problems: Iterable[Problem], reader: Reader, holders: Mapping[str, str]) -> list[Problem]:

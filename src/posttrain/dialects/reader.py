@@ -64,8 +64,7 @@ class Reader:
         ]
         # What was meant by rejected values: rules read it, so that nothing is reported for the default's sake
         self.stand_ins: dict[str, Any] = {}
-        self.meant: dict[str, str] = {}  # keys of sections that take any, and the known ones that they are slips of
-        self.slips: list[Problem] = []  # unknown keys that look like known ones, where unknown keys are no error
+        self.slips: list[Problem] = []  # unknown keys that look like known ones, where they are no errors
         self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
         self.referred = composed.referred

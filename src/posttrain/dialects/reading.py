@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from posttrain.config.reading.compose import compose
+from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults, split_choices
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.keys import has_key
 from posttrain.config.reading.validate import show, validate
 from posttrain.config.shown import secret_warnings
-from posttrain.dialects.engine_fields import engine_without
+from posttrain.dialects.engine_fields import engine_without, wrong_options
 from posttrain.dialects.entries import TRAIN, Entry
-from posttrain.dialects.here import at_hand, of_devices
+from posttrain.dialects.here import at_hand
 from posttrain.dialects.known import Known
 from posttrain.dialects.ledger import ABSENT, Key, leaves
 from posttrain.dialects.loaded import Ignored, LoadedConfig, expand_home
-from posttrain.dialects.meant import at_their_holders, let_its_value_stand
+from posttrain.dialects.meant import at_their_holders, let_its_value_stand, let_slips_stand
 from posttrain.dialects.own_keys import (
     OWN_KEYS,
     Own,
@@ -27,16 +27,14 @@ from posttrain.dialects.own_keys import (
     is_named,
     settle,
 )
-from posttrain.dialects.plugged import is_own, plug_in_named, read_by_own
+from posttrain.dialects.plugged import plug_in_named, read_by_own
 from posttrain.dialects.reader import HYDRA_CLASS, Dialect, Reader, same
-from posttrain.dialects.sections import reject_sections
+from posttrain.dialects.sections import reject_no_section, reject_sections
 from posttrain.dialects.trees import nested, parents, value_at
-from posttrain.dialects.value_fixes import fix_of_value, quoted_list
+from posttrain.dialects.value_checks import right_option, right_type
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION, Words
-from posttrain.errors import GUESS, ConfigError, Problem, nearest
-
-LABELS = frozenset({"run.name", "tracking.project"})  # fields that only name a run
+from posttrain.errors import GUESS, ConfigError, Problem
 
 
 def read_dialect(
@@ -71,34 +69,60 @@ def read_dialect(
     )
     composed = dialect.renamed(composed)
     plug_in_named(ledger, composed.values)
-    reader = Reader(ledger, composed, skip_files=skip_files, here=here, drops=drop_unknown)
+
+    def reader() -> Reader:
+        return Reader(ledger, composed, skip_files=skip_files, here=here, drops=drop_unknown)
+
+    label = f"{dialect.name}@{version}" if version else dialect.name
+    loaded = _read(dialect, reader(), composed, known, entry, label)
+    # Problems may only follow from misspelt keys, whose defaults stand in: those that remain with the keys meant are reported
+    return (
+        _read(dialect, reader(), composed, known, entry, label, meant=True)
+        if loaded.problems and loaded.slips
+        else loaded
+    )
+
+
+def _read(
+    dialect: Dialect,
+    reader: Reader,
+    composed: Composed,
+    known: Known,
+    entry: Entry[Any],
+    label: str,
+    *,
+    meant: bool = False,
+) -> LoadedConfig[Any]:
+    """Read a composed file; ``meant`` reads misspelt keys as those that were meant, and reports them as problems."""
     reject_sections(reader)
-    _look_at_every_key(dialect, reader, known, here=here)
-    settled = _settle_own_keys(reader, known, drop=drop_unknown)
+    _look_at_every_key(dialect, reader, known)
+    settled = _settle_own_keys(reader, known)
+    if meant:
+        let_slips_stand(reader)
     reader.ignored += [
         Ignored(key=key, reason=UNUSED, where=where, asks=False) for key, where in composed.hydra.items()
     ]
     for key in composed.open:
         reader.warn(f"{key} is left open (???) and takes {show(reader[key])}, the default of {dialect.name}")
     for key in composed.missing:
-        row = ledger.find(key)
+        row = reader.ledger.find(key)
         if row is None or row.status == "mapped":
             reader.problem(f"{key} must be given: ??? stands in its place", key=key)
     fields = _fields(dialect, reader, entry.name)
     _leave_out_what_is_off(reader)
-    words = Words(ledger, reader, entry.root)
-    fields = _only_what_engines_read(fields, reader, words, here=here) | _our_fields(reader)
+    words = Words(reader.ledger, reader, entry.root)
+    fields = _only_what_engines_read(fields, reader, words) | _our_fields(reader)
     config, found = validate(nested(fields), words.sources, entry.root)
     config = expand_home(config)
     changes: list[str] = []
-    if here:
+    if reader.here:
         config, changes = at_hand(config)
     config = config.with_references(
         tuple(("", value, text) for _, value, text in composed.references if len(value) > 3)
     )
     found = _new(found, reader, words)
     problems = [*reader.problems, *words.translate(found)]
-    if problems:  # they may only follow from a misspelt key, whose default stands in
+    if meant:
         problems += reader.slips
     reader.ignored.sort(key=lambda one: reader.order(one.key))
     problems = at_their_holders(problems, reader, composed.holders)
@@ -109,9 +133,8 @@ def read_dialect(
         warnings += [words.text(text) for text in secret_warnings(config)]
         # One key may set a field of the sampler and of validation, and is wrong once
         checked = words.translate([*entry.check(config), *alone_in_its_group(settled, config)])
-        problems += dict.fromkeys(_with_the_keys_meant(checked, reader.meant))
-        reader.unsupported += words.translate(_unsupported(entry, config, here=here))
-    label = f"{dialect.name}@{version}" if version else dialect.name
+        problems += dict.fromkeys(checked)
+        reader.unsupported += words.translate(_unsupported(entry, config, here=reader.here))
     return LoadedConfig(
         config=config,
         sources=words.sources,
@@ -123,17 +146,8 @@ def read_dialect(
         unsupported=tuple(reader.unsupported),
         changes=tuple(words.text(change) for change in changes),
         words=words,
+        slips=tuple(reader.slips),
     )
-
-
-def _with_the_keys_meant(problems: list[Problem], meant: Mapping[str, str]) -> list[Problem]:
-    """The problems; of an option that an engine has not, and that is a slip of one of the dialect's keys, with this key."""
-    return [
-        replace(problem, fix=f"{GUESS} {meant[problem.field].rpartition('.')[2]}?")
-        if problem.field in meant and problem.fix.startswith(GUESS)
-        else problem
-        for problem in problems
-    ]
 
 
 def _unsupported(entry: Entry, config: Any, *, here: bool) -> list[Problem]:
@@ -148,7 +162,7 @@ def _unsupported(entry: Entry, config: Any, *, here: bool) -> list[Problem]:
     ]
 
 
-def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: bool) -> None:
+def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known) -> None:
     """Every key that was written is known, has the right type, and is mapped, or reported as ignored, planned or refused."""
     ledger = reader.ledger
     for key, value in leaves(reader.values):
@@ -162,7 +176,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
         if row is None and (ledger.is_section(key) and isinstance(value, dict | None)):
             continue
         if row is None and ledger.is_section(key):
-            _no_section(reader, key, value)
+            reject_no_section(reader, key, value)
             continue
         inside = row is None  # a section whose names the user chooses; so are the types of what stands there
         if row is None:
@@ -178,30 +192,17 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known, *, here: 
         if value is None and (key in ledger.emptied or (reader.of_checkout(key) and not fits(None, row.type))):
             reader.put(key, None if row.default is ABSENT else row.default)
             continue
-        if not inside and not _right_type(reader, key, value, row):
+        if not inside and not right_type(reader, key, value, row):
             continue
-        if near := known.slip(key, row) if reader.named(key) and (inside or row.name.endswith(".**")) else "":
-            where = reader.sources.where(key)
-            reader.warn(f"{key} is not known here, at {where}; {GUESS} {near}?")
-            reader.meant[key] = near
-        _by_status(reader, key, value, row, here=here)
-
-
-def _no_section(reader: Reader, key: str, value: Any) -> None:
-    """Report a value in the place of a section of known keys; their defaults stand in."""
-    below = next(row.name for row in reader.ledger.rows if row.name.startswith(f"{key}.") or _stands_for(row.name, key))
-    leaf = below.split(".")[key.count(".") + 1].replace("*", "NAME")
-    reader.problem(
-        f"{key} must be a section, not {show(value)}", key=key, fix=f"write its keys below it, such as {key}.{leaf}"
-    )
-    reader.bad.add(key)
-    reader.put(key, value_at(reader.ledger.defaults(), key) or {})
-
-
-def _stands_for(name: str, key: str) -> bool:
-    """Return True for a row below the key, some of whose sections are the user's own names."""
-    parts, names = key.split("."), name.split(".")
-    return len(names) > len(parts) and all(own in ("*", part) for own, part in zip(names, parts, strict=False))
+        takes_any = inside or row.name.endswith(".**")
+        if (
+            takes_any
+            and reader.named(key)
+            and not reader.of_checkout(key)
+            and not right_option(reader, known, key, value, row)
+        ):
+            continue
+        _by_status(reader, key, value, row)
 
 
 def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
@@ -232,7 +233,7 @@ def _unknown(dialect: Dialect, reader: Reader, known: Known, key: str) -> None:
         reader.slips.append(Problem(f"{what}, and {dialect.name} ignores it", fix=fix, where=where, field=key))
 
 
-def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
+def _settle_own_keys(reader: Reader, known: Known) -> Settled:
     """Handle all keys of the user's own together."""
     read = read_by_own(reader) | _read_from_files(reader)
     own = sorted((one for one in reader.own if one.key not in read), key=lambda one: reader.order(one.key))
@@ -240,7 +241,7 @@ def _settle_own_keys(reader: Reader, known: Known, *, drop: bool) -> Settled:
     def holds(key: str, value: Any) -> bool:
         return reader.ledger.find(key) is not None and same(reader[key], value)
 
-    settled = settle(own, known, reader.own_keys, drop=drop, holds=holds, held=reader.named)
+    settled = settle(own, known, reader.own_keys, drop=reader.drops, holds=holds, held=reader.named)
     reader.ignored += settled.ignored
     reader.problems += settled.problems
     reader.unsupported += settled.unsupported
@@ -274,47 +275,7 @@ def _read_from_files(reader: Reader) -> set[str]:
     return found
 
 
-def _right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
-    if (items := quoted_list(value, row.type)) is not None:
-        reader.warn(f"{key} is {value!r}, a text, and is read as the list in it")
-        reader.put(key, items)
-        return True
-    if value == "" and LABELS.intersection(row.fields) and isinstance(row.default, str):
-        # The peers run with it
-        reader.warn(f"{key} is empty, and the run is called {row.default}; was a variable of the script not set?")
-        reader.put(key, row.default)
-        return True
-    if row.name.endswith("**") or fits(value, row.type) or is_own(reader, row, value):
-        return True
-    if value == "" and fits(False, row.type):
-        # The peers run with it: an empty text is false in Python.
-        reader.warn(f"{key} is empty, and is read as false; was a variable of the script not set?")
-        reader.put(key, False)
-        return True
-    if isinstance(value, str) and fits(True, row.type) and nearest(value.lower(), ("true",)):
-        # A text is true in Python, so that the peers run with it
-        reader.warn(f"{key} is {value!r}, a misspelling, and is read as true")
-        reader.put(key, True)
-        return True
-    if value == "" and reader.here and of_devices(row):
-        reader.warn(
-            f"{key} is empty, and is read as 1, for the one device of --here; was a variable of the script not set?"
-        )
-        reader.put(key, 1)
-        return True
-    if value == "":
-        reader.empty(key)
-        return False
-    fix = fix_of_value(value, row)
-    reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix)
-    meant = fix.removeprefix(GUESS).strip(" ?")
-    if fix.startswith(GUESS) and fits(meant, row.type):
-        reader.stand_ins[key] = meant
-    reader.bad.add(key)
-    return False
-
-
-def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) -> None:
+def _by_status(reader: Reader, key: str, value: Any, row: Key) -> None:
     if row.status == "ignored":
         requested = reader.named(key) and not reader.of_checkout(key)
         asks = requested and not any(same(value, one) for one in row.asks_nothing)
@@ -322,7 +283,7 @@ def _by_status(reader: Reader, key: str, value: Any, row: Key, *, here: bool) ->
     elif row.status in ("refused", "planned") and not any(same(value, one) for one in row.asks_nothing):
         if row.status == "refused":
             reader.problem(f"{key} is refused: {row.reason}", key=key, refused=True)
-        elif row.cluster and here:
+        elif row.cluster and reader.here:
             reader.ignored.append(
                 Ignored(key=key, reason=f"--here does without: {row.reason}", where=reader.sources.where(key))
             )
@@ -341,7 +302,9 @@ def _fields(dialect: Dialect, reader: Reader, entry: str) -> dict[str, Any]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         if not reader.bad:
             raise
-        raise ConfigError(sorted(reader.problems, key=lambda problem: reader.order(problem.field))) from None
+        raise ConfigError(
+            sorted([*reader.problems, *reader.slips], key=lambda problem: reader.order(problem.field))
+        ) from None
 
 
 def _leave_out_what_is_off(reader: Reader) -> None:
@@ -371,12 +334,14 @@ def _our_fields(reader: Reader) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if f"{OUR_SECTION}.{name}" != OWN_KEYS}
 
 
-def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words, *, here: bool) -> dict[str, Any]:
-    """Drop engine options that the chosen engine does not have; written ones are reported. With ``here`` the plain engines
+def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words) -> dict[str, Any]:
+    """Drop engine options that the chosen engine does not have; written ones are reported. With --here the plain engines
     will be chosen."""
     kept = {}
+    if reader.here:  # dropped below, and wrong all the same
+        reader.problems += words.translate(wrong_options(fields))
     for name, value in fields.items():
-        ignored_by = engine_without(name, fields, here=here)
+        ignored_by = engine_without(name, fields, here=reader.here)
         if ignored_by is None:
             kept[name] = value
         elif key := words.key(name):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from posttrain.config.reading.validate import show
 from posttrain.dialects.ledger import Key, Ledger
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.trees import value_at
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.dialects.words import OUR_SECTION
 
@@ -31,3 +33,20 @@ def _wrong(ledger: Ledger, values: dict[Any, Any], above: str) -> Iterator[tuple
             yield from _wrong(ledger, value, key)
         else:
             yield key, row
+
+
+def reject_no_section(reader: Reader, key: str, value: Any) -> None:
+    """Report a value in the place of a section of known keys; their defaults stand in."""
+    below = next(row.name for row in reader.ledger.rows if row.name.startswith(f"{key}.") or _stands_for(row.name, key))
+    leaf = below.split(".")[key.count(".") + 1].replace("*", "NAME")
+    reader.problem(
+        f"{key} must be a section, not {show(value)}", key=key, fix=f"write its keys below it, such as {key}.{leaf}"
+    )
+    reader.bad.add(key)
+    reader.put(key, value_at(reader.ledger.defaults(), key) or {})
+
+
+def _stands_for(name: str, key: str) -> bool:
+    """Return True for a row below the key, some of whose sections are the user's own names."""
+    parts, names = key.split("."), name.split(".")
+    return len(names) > len(parts) and all(own in ("*", part) for own, part in zip(names, parts, strict=False))

@@ -80,10 +80,11 @@ def value_holders(values: Any) -> dict[str, str]:
 def _whole_references(values: Any, key: str) -> Iterator[tuple[str, str]]:
     """Find the keys that hold one reference and nothing beside it, with the key that it names, where that is written."""
     flat = dict(_leaves(values, key))
+    sections = {place.rsplit(".", above)[0] for place in flat for above in range(1, place.count(".") + 1)}
     for place, value in flat.items():
         text = value.strip() if isinstance(value, str) else ""
         named = list(referred_keys(text, place)) if _WHOLE.fullmatch(text) else []
-        if len(named) == 1 and named[0] in flat:
+        if len(named) == 1 and (named[0] in flat or named[0] in sections):
             yield place, named[0]
 
 

@@ -16,7 +16,7 @@ from posttrain.config.base import Section
 from posttrain.config.reading import keys
 from posttrain.config.reading.fixes import fix_of
 from posttrain.config.reading.sources import SourceMap, child, same_branch
-from posttrain.errors import ConfigError, Problem
+from posttrain.errors import GUESS, ConfigError, Problem
 from posttrain.settings import is_number
 
 C = TypeVar("C", bound=Section)
@@ -67,7 +67,7 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
     problems = _misread_numbers(values, "", sources, root)
     for _ in range(MOST_REPAIRS):
         try:
-            return root.model_validate(values), problems
+            return root.model_validate(values), _without_what_was_meant(problems)
         except ValidationError as error:
             details = error.errors(include_url=False)
         # A union reports once per member: one message for the key.
@@ -81,6 +81,12 @@ def validate(values: dict[str, Any], sources: SourceMap, root: type[C]) -> tuple
         for key, group in by_key.items():
             _repair(values, key, root, absent=_is_absent(group[0]))
     raise ConfigError(problems)
+
+
+def _without_what_was_meant(problems: list[Problem]) -> list[Problem]:
+    """The problems, without keys that must be given and were, misspelt."""
+    meant = {found[1] for problem in problems if (found := re.match(rf"{GUESS} ([\w.]+)\?", problem.fix))}
+    return [one for one in problems if not (one.field in meant and one.what.startswith(f"{one.field} must be given"))]
 
 
 def _key(detail: ErrorDetails, values: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,9 +44,14 @@ def read(
         problems=tuple(problems),
         changes=tuple(changes),
     )
+    # A default in the place of a wrong value may contradict what is written beside it
+    wrong = re.compile(
+        "|".join(rf"\b{re.escape(problem.field)}\b" for problem in problems if "." in problem.field) or "(?!)"
+    )
+    found = [one for one in entry.check(config) if not wrong.search(f"{one.what} {one.fix}")]
     return replace(
         loaded,
-        problems=(*problems, *loaded.further(entry.check(config))),
+        problems=(*problems, *loaded.further(found)),
         unsupported=(*lost, *loaded.further(entry.unsupported(config))),
     )
 

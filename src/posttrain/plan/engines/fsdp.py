@@ -56,7 +56,7 @@ class MixedPrecision(OpenSection):
 class FsdpOptions(Options):
     """Options of the training engine fsdp."""
 
-    fsdp_size: int | None = option(None, fix="use -1 for all")
+    fsdp_size: int | None = option(None, ge=-1, fix="use -1 for all")
     """Devices that keep one copy of the weights together; null, or below 1: all of the role's."""
     reshard_after_forward: bool | int | None = option(None, fix="use true")
     """Shard weights again after the forward pass (true), or to groups of so many devices, or keep them gathered (false)."""

@@ -1,0 +1,68 @@
+"""Options that libraries take below a section of any names (vLLM, SGLang, Megatron, config.json), with their types.
+
+They serve to notice misspellings and values of another type. A name that is not among them is no error: the libraries have others
+in other versions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from posttrain.dialects.value_types import parse_type
+
+# The end of a section's name -> the lists of option_names.json
+_LISTS = {
+    r"engine_kwargs\.vllm|vllm_config|vllm_kwargs": ("vllm",),
+    r"engine_kwargs\.sglang|sglang_config": ("sglang",),
+    r"engine_init_kwargs": ("vllm", "sglang"),
+    r"strategy_config": ("vllm", "sglang", "megatron", "verl_fsdp"),
+    r"override_config|override_config\.model_config|model_config_kwargs|hf_overrides|config_overrides": (
+        "model_config",
+    ),
+    r"override_transformer_config|transformer_config_kwargs|override_ddp_config|ddp_config|additional_configs": (
+        "megatron",
+    ),
+    r"mcore_kwargs": ("megatron",),
+    r"override_optimizer_config|optimizer_config_kwargs": ("optimizer",),
+    r"ray_init": ("ray_init",),
+    r"runtime_env": ("runtime_env",),
+    r"chat_template_kwargs": ("chat_template",),
+    r"(reward|reward_model)\.reward_kwargs": ("reward_manager",),
+    r"mm_processor_kwargs": ("processor",),
+    r"megatron": ("verl_megatron",),
+    r"megatron_config": ("skyrl_megatron", "megatron"),
+    r"fsdp_config|fsdp": ("verl_fsdp",),
+    r"torchtitan": ("verl_torchtitan",),
+    r"veomni": ("verl_veomni",),
+    r"automodel": ("verl_automodel",),
+    r"reward_model\.rollout": ("verl_rollout",),
+}
+_ANY = "any"
+
+
+@cache
+def options_of(section: str) -> Mapping[str, str]:
+    """The known options below a section, by the end of its name, with the texts of their types; none for another section. One
+    that two libraries take as different types is ``any``."""
+    found: dict[str, str] = {}
+    for ending, names in _LISTS.items():
+        if re.search(rf"(^|[._])({ending})$", section):
+            for option, type in (each for name in names for each in _options()[name].items()):
+                found[option] = type if found.get(option, type) == type else _ANY
+    return found
+
+
+def type_of_option(key: str, value: object) -> object:
+    """The type that a library's option has; any for another key, and for 0 and 1, which are truth values and numbers."""
+    section, _, option = key.rpartition(".")
+    return parse_type(_ANY if value in (0, 1) else options_of(section).get(option, _ANY))
+
+
+@cache
+def _options() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return found

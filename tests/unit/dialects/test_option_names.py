@@ -1,0 +1,103 @@
+"""Options of libraries below sections that take any name: misspellings are noticed, and so are values of another type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.config.reading.references import value_holders
+from posttrain.dialects import option_names
+from posttrain.dialects.detect import read_config
+from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.option_names import options_of, type_of_option
+from posttrain.dialects.value_types import fits, parse_type
+
+REF = "actor_rollout_ref.ref.megatron"
+
+
+def load(dialect: str, *arguments: str, here: bool = False) -> LoadedConfig:
+    return read_config(None, list(arguments), dialect, here=here, skip_files=True)
+
+
+def test_every_type_is_one() -> None:
+    lists = json.loads(Path(option_names.__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    for options in lists.values():
+        assert all(fits(None, parse_type(text)) for text in options.values())
+
+
+def test_an_option_of_two_libraries_with_two_types_is_of_any() -> None:
+    both = options_of("generator.engine_init_kwargs")
+    assert both["max_num_seqs"] == "int | null" and both["mem_fraction_static"] == "float | null"
+    assert options_of("actor_rollout_ref.model.my_arguments") == {}
+    # 0 and 1 are numbers and truth values
+    assert fits(1, type_of_option("x.engine_kwargs.vllm.enforce_eager", 1))
+    assert not fits("often", type_of_option("x.engine_kwargs.vllm.enforce_eager", "often"))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written", "meant"),
+    [
+        ("verl", "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_batched_tokenss=8192", "max_num_batched_tokens"),
+        ("verl", "+actor_rollout_ref.rollout.engine_kwargs.sglang.attenton_backend=fa3", "attention_backend"),
+        ("verl", "+actor_rollout_ref.model.override_config.attn-implementation=eager", "attn_implementation"),
+        ("verl", "+actor_rollout_ref.actor.torchtitan.atttn_type=flex", "attn_type"),
+        ("verl", "+critic.megatron.optimizer-offload=true", "optimizer_offload"),
+        ("verl", f"+{REF}.oaram_offload=true", "param_offload"),
+        ("verl", "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layesr=1", "recompute_num_layers"),
+        ("skyrl", "+generator.engine_init_kwargs.max_nnum_seqs=8", "max_num_seqs"),
+        ("skyrl", "+trainer.policy.model_config_kwargs.rope_teta=1e6", "rope_theta"),
+    ],
+)  # fmt: skip
+def test_a_slip_in_an_option_of_a_library_is_named(dialect: str, written: str, meant: str) -> None:
+    key = written.lstrip("+").partition("=")[0]
+    told = [text for text in load(dialect, written).warnings if text.startswith(f"{key} is not known")]
+    assert len(told) == 1 and told[0].endswith(f"did you mean {key.rpartition('.')[0]}.{meant}?"), told
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written", "wanted"),
+    [
+        ("verl", f"+{REF}.tensor_model_parallel_size=few", "int from 1 | null, not 'few'"),
+        ("verl", f"+{REF}.expert_model_parallel_size=-7", "int from 1 | null, not -7"),
+        ("verl", "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1.5", "int | null, not 1.5"),
+        ("verl", "+actor_rollout_ref.rollout.engine_kwargs.vllm.enforce_eager=[1]", "bool | null, not a list of 1"),
+        ("verl", "+reward_model.rollout.response_length=few", "int from 1 | null, not 'few'"),
+        ("skyrl", "+trainer.policy.model_config_kwargs.hidden_size=wide", "int | null, not 'wide'"),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_refused_by_name(dialect: str, written: str, wanted: str) -> None:
+    key = written.lstrip("+").partition("=")[0]
+    assert [one.what for one in load(dialect, written).problems if one.field == key] == [f"{key} must be {wanted}"]
+
+
+def test_an_unknown_option_is_the_librarys() -> None:
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.of_next_year"
+    loaded = load("verl", f"+{key}=3")
+    assert not [text for text in [*loaded.warnings, *map(str, loaded.problems)] if key in text]
+
+
+def test_options_that_here_does_without_are_looked_at() -> None:
+    """--here trains with the local engine, and the file is wrong all the same."""
+    wrong = "+trainer.policy.megatron_config.expert_model_parallel_size={a: 1}"
+    [problem] = load("skyrl", "trainer.strategy=megatron", wrong, here=True).problems
+    assert "expert_model_parallel_size must be" in problem.what
+    assert load("skyrl", "trainer.strategy=megatron", wrong.replace("{a: 1}", "8"), here=True).problems == ()
+
+
+def test_a_section_in_the_place_of_a_number_is_reported_at_the_key_that_holds_it() -> None:
+    assert value_holders({"a": {"n": {"x": 1}}, "b": "${a.n}"}) == {"b": "a.n"}
+
+
+def test_numbers_below_minus_one_are_no_switch() -> None:
+    said = {number: [one.what for one in load("verl", f"trainer.save_freq={number}").problems] for number in (-1, -7)}
+    assert [what for what in said[-7] if what not in said[-1]] == ["trainer.save_freq must be int from -1, not -7"]
+
+
+def test_a_misspelt_key_that_must_be_given_is_reported_alone(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    rest = "data: {train_files: [a.jsonl]}\nrun: {total_steps: 1}\nreward: {terms: [{name: gsm8k}]}\n"
+    file.write_text("model: {paths: model}\n" + rest)
+    [problem] = read_config(str(file), [], "native").problems
+    assert problem.what == "there is no key model.paths" and "did you mean model.path?" in problem.fix
