@@ -73,7 +73,7 @@ def _of_node(node: yaml.Node | None, above: str) -> Iterator[Place]:
     if not isinstance(node, yaml.MappingNode):
         return
     for name, value in node.value:
-        if not isinstance(name, yaml.ScalarNode) or name.value in ("defaults", "hydra", "<<") or name.style:
+        if not isinstance(name, yaml.ScalarNode) or name.value in ("defaults", "hydra", "<<", "_target_") or name.style:
             continue
         key = f"{above}.{name.value}" if above else name.value
         marks = (name.start_mark.index, name.end_mark.index, value.start_mark.index, value.end_mark.index)

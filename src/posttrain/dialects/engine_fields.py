@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.rollout import RolloutConfig
+from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import nested
 from posttrain.errors import Problem
 from posttrain.facts import RolloutEngineFacts
@@ -45,19 +47,23 @@ def engine_without(name: str, fields: Mapping[str, Any], *, here: bool) -> str |
     return None
 
 
-def wrong_options(fields: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find options of the chosen training engines whose values these do not take."""
+def wrong_options(fields: Mapping[str, Any], reader: Reader) -> Iterator[Problem]:
+    """Find options of the chosen training engines whose values these do not take, at the keys that were written."""
     for section, engine in TRAINING_FIELDS.items():
         given = {
             name.removeprefix(f"{section}."): value for name, value in fields.items() if name.startswith(f"{section}.")
         }
-        if (
-            not given
-            or not isinstance(chosen := fields.get(engine, ONE_DEVICE), str)
-            or chosen not in ENGINE_PLANS.names()
-        ):
+        chosen = fields.get(engine, ONE_DEVICE)
+        if not given or chosen not in ENGINE_PLANS.names() or (kind := engine_plan(chosen).options) is None:
             continue
-        plan = engine_plan(chosen)
-        if plan.options is not None:
-            _, problems = read_options(plan.options, nested(given), at=section, engine=plan.name)
-            yield from (problem for problem in problems if " must be " in problem.what)
+        _, problems = read_options(kind, nested(given), at=section, engine=chosen)
+        for problem in problems:
+            key = _written_as(problem.field.removeprefix(section), section, reader)
+            if key and " must be " in problem.what and not any(f"{key}.".startswith(f"{bad}.") for bad in reader.bad):
+                yield replace(problem, where=reader.sources.where(key), field=key)
+
+
+def _written_as(option: str, section: str, reader: Reader) -> str:
+    """Return the written key of an option of an engine, whose name begins with a dot; "" without one."""
+    rows = ((key, reader.ledger.find(key)) for key in reader.sources.places if key.endswith(option))
+    return next((key for key, row in rows if row and any(field.startswith(section) for field in row.fields)), "")

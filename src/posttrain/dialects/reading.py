@@ -75,12 +75,11 @@ def read_dialect(
 
     label = f"{dialect.name}@{version}" if version else dialect.name
     loaded = _read(dialect, reader(), composed, known, entry, label)
-    # Problems may only follow from misspelt keys, whose defaults stand in: those that remain with the keys meant are reported
-    return (
-        _read(dialect, reader(), composed, known, entry, label, meant=True)
-        if loaded.problems and loaded.slips
-        else loaded
-    )
+    if not (loaded.problems and loaded.slips):
+        return loaded
+    # Problems may only follow from misspelt keys, whose defaults stand in
+    again = _read(dialect, reader(), composed, known, entry, label, meant=True)
+    return loaded if {*loaded.problems} < {*again.problems} else again
 
 
 def _read(
@@ -339,7 +338,7 @@ def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words
     will be chosen."""
     kept = {}
     if reader.here:  # dropped below, and wrong all the same
-        reader.problems += words.translate(wrong_options(fields))
+        reader.problems += wrong_options(fields, reader)
     for name, value in fields.items():
         ignored_by = engine_without(name, fields, here=reader.here)
         if ignored_by is None:

@@ -12,6 +12,7 @@ from posttrain.dialects.ledger import Key
 from posttrain.dialects.option_names import type_of_option
 from posttrain.dialects.plugged import is_own
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.trees import parents
 from posttrain.dialects.value_fixes import fix_of_value, quoted_list
 from posttrain.dialects.value_types import fits, type_text
 from posttrain.errors import GUESS, Problem, nearest
@@ -66,4 +67,11 @@ def right_option(reader: Reader, known: Known, key: str, value: Any, row: Key) -
         what, where = f"{key} is not known here", reader.sources.where(key)
         reader.warn(f"{what}, at {where}; {GUESS} {near}?")
         reader.slips.append(Problem(what, fix=f"{GUESS} {near}?", where=where, field=key))
+    for above in parents(key):  # a section in the place of an option
+        kind = type_of_option(above, None)
+        if not fits(None, kind) or fits({}, kind) or above in reader.bad:
+            continue
+        reader.problem(f"{above} must be {type_text(kind)}, not a section", key=above, fix="write the value itself")
+        reader.bad.add(above)
+        return False
     return right_type(reader, key, value, replace(row, name=key, type=type_of_option(key, value)))

@@ -86,6 +86,25 @@ def test_options_that_here_does_without_are_looked_at() -> None:
     assert load("skyrl", "trainer.strategy=megatron", wrong.replace("{a: 1}", "8"), here=True).problems == ()
 
 
+def test_a_section_in_the_place_of_an_option_is_refused_once() -> None:
+    key = f"{REF}.context_parallel_size"
+    said = [one.what for one in load("verl", f"+{key}={{a: 1, b: 2}}").problems if key in one.what]
+    assert said == [f"{key} must be int from 1 | null, not a section"]
+
+
+def test_a_wrong_option_of_the_engine_is_reported_once_and_where_it_is_written() -> None:
+    key = "trainer.policy.megatron_config.expert_tensor_parallel_size"
+    found = load("skyrl", "trainer.strategy=megatron", f"+{key}=1.5", here=True).problems
+    assert [(one.field, one.what) for one in found] == [(key, f"{key} must be int from 1 | null, not 1.5")]
+
+
+def test_a_wrong_value_comes_without_misspellings_that_change_nothing() -> None:
+    given = ("+max_stepz=3", "rollout_batch_size=few")
+    assert [one.field for one in load("roll", *given).problems if one.field in ("max_stepz", "rollout_batch_size")] == [
+        "rollout_batch_size"
+    ]
+
+
 def test_a_section_in_the_place_of_a_number_is_reported_at_the_key_that_holds_it() -> None:
     assert value_holders({"a": {"n": {"x": 1}}, "b": "${a.n}"}) == {"b": "a.n"}
 
