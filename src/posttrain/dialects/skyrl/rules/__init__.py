@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.skyrl.rules import algorithm, run
+from posttrain.dialects.skyrl.rules import algorithm, arctic, run
 from posttrain.dialects.skyrl.rules.asynchronous import asynchronous, weights
 from posttrain.dialects.skyrl.rules.batches import batches
 from posttrain.dialects.skyrl.rules.environment import environment
@@ -19,6 +19,9 @@ from posttrain.dialects.skyrl.rules.teachers import on_devices, teachers
 
 def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
+    by_arctic = arctic.is_arctic(keys)
+    if by_arctic:
+        arctic.read_as_arctic(keys)
     fields = two_names(keys)
     has_critic = algorithm.uses_critic(keys)
     teaching = teachers(keys)
@@ -38,6 +41,8 @@ def rules(keys: Reader) -> dict[str, Any]:
     for part in (run.data, run.reward, run.validation, run.checkpoints, run.trackers, run.profiling):
         fields |= part(keys)
     fields |= environment(keys)
+    if by_arctic:
+        fields |= arctic.warmup(keys)
     run.precision(keys)
     return fields
 
