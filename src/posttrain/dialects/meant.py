@@ -39,7 +39,8 @@ def let_slips_stand(reader: Reader) -> None:
 def _stand(reader: Reader, key: str, row: Key, value: Any) -> None:
     # Rules read a setting with two names under the earlier one, unless the later one is written
     for name in (key, row.same_as):
-        if name and reader.ledger.find(name) is not None and value_at(reader.values, name) is NOTHING:
+        there = reader.written(name) and value_at(reader.values, name) is not NOTHING
+        if name and reader.ledger.find(name) is not None and not there:
             reader.put(name, value)
 
 

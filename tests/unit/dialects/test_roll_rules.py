@@ -770,3 +770,9 @@ def test_a_slip_of_a_key_that_the_engine_does_not_have_gets_the_dialects_own() -
         wrong,
         f"did you mean actor_train.{CONFIG}.pipeline_model_parallel_size?",
     )
+
+
+@pytest.mark.parametrize("section", ["reference", "critic"])
+def test_devices_of_a_role_that_the_run_does_without_are_read(section: str) -> None:
+    (problem,) = load("adv_estimator=grpo", *SIXTEEN, f"{section}.device_mapping=few").problems
+    assert (problem.field, "'few' holds few, which is not read" in problem.what) == (f"{section}.device_mapping", True)

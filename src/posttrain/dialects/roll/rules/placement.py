@@ -55,6 +55,8 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     sections |= {"critic": "critic"} if has_critic else {}
     sections |= {"reference": "reference"} if has_reference else {}
     devices = {role: device_ids(keys, section) for role, section in sections.items()}
+    for section in sorted({"critic", "reference"} - {*sections.values()}):
+        device_ids(keys, section)  # unused, and wrong all the same
     if samples_only(keys):
         devices["policy"] = devices["rollout"]
         keys.warn("actor_train has no devices, so the run plays the episodes of all its steps once and trains nothing")
