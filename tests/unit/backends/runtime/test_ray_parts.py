@@ -157,11 +157,11 @@ class FakeCluster:
     def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Promise, Promise]:
         return self.call(handle, method, *arguments), Promise(())
 
-    def ready(self, promises: list[Promise], timeout_s: float) -> list[Promise]:
+    def ready(self, promises: list[Promise], timeout_s: float, *, whole: bool = False) -> list[Promise]:
         until = time.monotonic() + timeout_s
         while True:
             done = [each for each in promises if each.at <= time.monotonic()]
-            if done or time.monotonic() >= until:
+            if len(done) >= (len(promises) if whole else 1) or time.monotonic() >= until:
                 return done
             time.sleep(0.01)
 

@@ -224,10 +224,12 @@ class Cluster:
         """A promise of a value that lies in shared memory until the promise is forgotten. Raises: as ``put``."""
         return put(value)
 
-    def ready(self, promises: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one."""
-        done, _ = ray.wait(list(promises), num_returns=1, timeout=timeout_s, fetch_local=False)
-        if done:
+    def ready(self, promises: Sequence[Any], timeout_s: float, *, whole: bool = False) -> list[Any]:
+        """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one, or with ``whole`` for
+        all of them."""
+        count = len(promises) if whole else 1
+        done, _ = ray.wait(list(promises), num_returns=count, timeout=timeout_s, fetch_local=False)
+        if done and not whole:
             done, _ = ray.wait(list(promises), num_returns=len(promises), timeout=0, fetch_local=False)
         return list(done)
 

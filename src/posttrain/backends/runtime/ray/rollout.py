@@ -242,7 +242,8 @@ class _Sampling:
 
     def _hear(self, on_tokens: OnTokens | None, on_group: OnGroup | None) -> None:
         """Process the messages that have arrived: tokens, groups, and the ends of calls."""
-        kept = self.workers.cluster.ready([promise for _, promise, _ in self.promises], 0.1) if self.promises else []
+        promises = [promise for _, promise, _ in self.promises]
+        kept = set(self.workers.cluster.ready(promises, 0.1, whole=True) if promises else ())
         if not self.promises:
             time.sleep(0.05)
         ended = [each for each in self.promises if each[1] in kept]

@@ -142,12 +142,11 @@ class Watch:
         """
         begun = time.monotonic()
         results: dict[Member, Any] = {}
-        waiting = dict(promises)
+        waiting = {promise: member for member, promise in promises.items()}
         failed_at: float | None = None
         while waiting or failed_at:
-            for promise in self._kept(list(waiting.values())):
-                member = next(each for each, given in waiting.items() if given == promise)
-                del waiting[member]
+            for promise in self._kept(list(waiting)):
+                member = waiting.pop(promise)
                 try:
                     results[member] = self.cluster.value(promise, deadline_s)
                 except WorkerDied as died:
@@ -170,7 +169,7 @@ class Watch:
                     member = foreseen or next(iter(failures))
                     raise failures[member].error(member.name)
             elif now - begun > deadline_s:
-                late = ", ".join(member.name for member in waiting)
+                late = ", ".join(member.name for member in waiting.values())
                 raise RunStopped(f"{what}: no answer of {late} within {deadline_s:g} s (placement.call_timeout_s)")
         return results
 
@@ -178,7 +177,7 @@ class Watch:
         if not promises:
             time.sleep(0.1)
             return []
-        return self.cluster.ready(promises, 0.1)
+        return self.cluster.ready(promises, 0.1, whole=True)
 
     def found_dead(self, member: Member, died: WorkerDied | None = None) -> None:
         """Record that a call has found the worker dead."""
