@@ -163,7 +163,7 @@ def sections_of(samples: int, folder: Path, arguments: argparse.Namespace) -> di
         sections["reward"]["kl"] = {"coef": 0.01}
     if getattr(arguments, "asynchronous", "off") != "off":
         sections["asynchronous"] = {"mode": arguments.asynchronous}
-        sections["loss"] = {"rollout_correction": {"allow_none": True}}
+        sections["loss"] = {"rollout_correction": {"weights": "token"}}
     workers = int(arguments.workers)
     if workers:
         devices = list(range(workers + arguments.samplers))
