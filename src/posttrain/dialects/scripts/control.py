@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -11,6 +12,8 @@ from posttrain.dialects.scripts.conditions import Truth, differing
 from posttrain.dialects.scripts.expansion import pattern_of, source, text_of, words_of
 from posttrain.dialects.scripts.limits import MAX_TURNS
 from posttrain.dialects.scripts.state import Leave, Node, Shell, Value
+
+_LOOKS = re.compile(r"\b(?:curl|wget|nc|kill -0|pgrep|lsof|ray (?:status|job)|nvidia-smi)\b")
 
 
 def body(shell: Shell, nodes: Iterable[Node]) -> Truth:
@@ -151,11 +154,19 @@ def follow_while(shell: Shell, node: Node) -> Truth:
         except Leave as left:
             if _leaves_loop(left):
                 return True
+        if _waits(inner):
+            break
     else:
         after, shell.variables = shell.variables, before
         _forget(shell, node, after)
         return None
     return lost(shell, node)
+
+
+def _waits(body: Node) -> bool:
+    """Tell whether a loop's body sleeps until another process answers or ends: how many turns that takes is not known."""
+    text = source(body)
+    return bool(re.search(r"(?m)^\s*sleep\s", text) and _LOOKS.search(text))
 
 
 def follow_counting(shell: Shell, node: Node) -> Truth:

@@ -82,3 +82,24 @@ def test_what_is_not_followed_is_one_error(tmp_path: Path, text: str, said: str)
     with pytest.raises(ConfigError) as raised:
         read(tmp_path, text)
     assert said in str(raised.value)
+
+
+WAITS = """N=0
+while [ $N -lt 600 ]; do
+    if curl -s http://localhost:8000/health; then break; fi
+    A=1; B=1; C=1; D=1; E=1; F=1; G=1; H=1; I=1; J=1; K=1; L=1; M=1; O=1; P=1; Q=1; R=1; S=1; T=1; U=1
+    sleep 10
+    N=$((N + 1))
+done
+"""
+
+
+def test_a_loop_that_waits_for_a_server_is_read_once(tmp_path: Path) -> None:
+    """Six such loops of 600 turns are more statements than a script may have; how many turns they take is not known."""
+    assert read(tmp_path, WAITS * 6 + CALL + "a=1") == ["a=1"]
+    with pytest.raises(ConfigError, match=r"\$N depends on the `loop` of line 2"):
+        read(tmp_path, WAITS + CALL + "a=$N")
+
+
+def test_a_loop_that_only_sleeps_between_launches_is_followed(tmp_path: Path) -> None:
+    assert read(tmp_path, "N=0\nwhile [ $N -lt 3 ]; do\nsleep 1\nN=$((N + 1))\ndone\n" + CALL + "a=$N") == ["a=3"]
