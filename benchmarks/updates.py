@@ -20,6 +20,7 @@ from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.fused_layers import fuse_layers
 from posttrain.models.loading import DTYPES, load_causal_lm, load_tokenizer
 from posttrain.models.lora import add_adapter
+from posttrain.models.wide_products import widen_products
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan
 from posttrain.registry import TRAIN_ENGINES
@@ -44,6 +45,7 @@ def make_engine(way: Way) -> tuple[Any, PreTrainedModel]:
     model = load_causal_lm(way["path"], dtype=DTYPES[way.get("dtype", "bfloat16")], device=device)
     if device.type == "cpu" and not way.get("plain_layers") and not way.get("compile_layers"):
         fuse_layers(model)
+        widen_products(model)
     if rank := way.get("lora"):
         add_adapter(model, LoraConfig(rank=rank))
     how = {

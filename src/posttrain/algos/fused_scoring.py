@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posttrain.algos import logprobs
+from posttrain.algos.exact_products import add_to, exact_product, widens, with_ones, with_shift
 from posttrain.algos.kl_full import vocabulary_kl
 from posttrain.errors import ShapeError
 from posttrain.libraries.cpu_kernels.load import kernels_for
 
 COLUMNS = 2048  # of a tile: on a CPU small enough for its caches, on any device wide enough for fast products
-SHIFT_COLUMNS = 3  # bfloat16 numbers of 8 digits each, for the 24 of a float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,10 +134,10 @@ class _ScoreTokens(torch.autograd.Function):
             factor = head.scale / temperature
             inside = weight[targets.clamp(0, len(weight) - 1)]
             of_target = torch.linalg.vecdot(hidden.float(), inside.float())
-            less_target = _with_shift(hidden, of_target)
+            less_target = with_shift(hidden, of_target)
         for number in range(tiles):
             x = (
-                less_target @ _with_ones(weight[_columns(number)]).T
+                less_target @ with_ones(weight[_columns(number)]).T
                 if shifted
                 else _tile(hidden, head, temperature, number)
             )
@@ -244,9 +244,15 @@ class _ScoreTokens(torch.autograd.Function):
                     gradient.mul_(head.scale / temperature)
             if grad_bias is not None:
                 grad_bias[tile] = gradient.sum(dim=0)
+            if widens(hidden):
+                if grad_hidden is not None:
+                    grad_hidden.addmm_(gradient, weight[tile].float())
+                if grad_weight is not None:
+                    grad_weight[tile] = gradient.T @ hidden.float()
+                continue
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
-                _add(grad_hidden, gradient @ weight[tile])
+                add_to(grad_hidden, gradient @ weight[tile])
             if grad_weight is not None:
                 torch.mm(gradient.T, hidden, out=grad_weight[tile])
             del x, gradient
@@ -273,14 +279,14 @@ def _rounding_gradients(
 
     Args: as in the backward pass; factor: x = factor * hidden @ weight.T; scores, lse, of_logprobs [N].
     """
-    left = _with_shift(hidden, lse / factor)
+    left = with_shift(hidden, lse / factor)
     of_logprobs = of_logprobs.contiguous()
     elsewhere, at_target = (-factor * of_logprobs)[:, None], -factor * of_logprobs * scores.expm1()
     grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if wanted[0] else None
     grad_weight = torch.empty_like(weight) if wanted[1] else None
     for number in range(-(-weight.shape[0] // COLUMNS)):
         part = weight[_columns(number)]
-        log_p = left @ _with_ones(part).T
+        log_p = left @ with_ones(part).T
         kernels = kernels_for(log_p)
         if kernels is not None:
             kernels.tile_backward(
@@ -302,40 +308,18 @@ def _rounding_gradients(
             known = gradient.gather(1, places)
             gradient.scatter_(1, places, torch.where(here[:, None], at_target[:, None].bfloat16(), known))
         if grad_hidden is not None:
-            _add(grad_hidden, gradient @ part)
+            add_to(grad_hidden, gradient @ part)
         if grad_weight is not None:
             torch.mm(gradient.T, hidden, out=grad_weight[_columns(number)])
         del log_p, gradient
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
 
-def _add(total: Tensor, addend: Tensor) -> None:
-    kernels = kernels_for(addend) if total.dtype == torch.float32 else None
-    if kernels is not None:
-        kernels.add(addend, total)
-    else:
-        total += addend
-
-
 def _rounds(hidden: Tensor, head: Head) -> bool:
-    """Return True when products may round to bfloat16, because a shift makes the rounded part small. On a CPU they take half
-    the time of exact ones."""
-    return hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu" and head.bias is None and head.softcap is None
-
-
-def _with_shift(hidden: Tensor, shift: Tensor) -> Tensor:
-    """[N, H + 3]: times ``_with_ones(weight).T`` it is hidden @ weight.T - shift, added up in float32 and then rounded. The shift
-    [N] stands in three columns, as three bfloat16 numbers that add up to it."""
-    pieces = []
-    for _ in range(SHIFT_COLUMNS):
-        pieces.append(shift.bfloat16())
-        shift = shift - pieces[-1]
-    return torch.cat([hidden, -torch.stack(pieces, dim=1)], dim=1)
-
-
-def _with_ones(weight: Tensor) -> Tensor:
-    """weight [V, H] -> [V, H + 3], see _with_shift"""
-    return torch.cat([weight, weight.new_ones(len(weight), SHIFT_COLUMNS)], dim=1)
+    """Return True when products may round to bfloat16, because a shift makes the rounded part small. On most CPUs they take
+    half the time of exact ones."""
+    is_bfloat16 = hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu"
+    return is_bfloat16 and not widens(hidden) and head.bias is None and head.softcap is None
 
 
 def _columns(number: int) -> slice:
@@ -344,7 +328,7 @@ def _columns(number: int) -> slice:
 
 def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor:
     """logits / temperature of one tile, [N, COLUMNS or fewer]; free to be written over."""
-    x = _product(hidden, head.weight[_columns(number)].T)
+    x = exact_product(hidden, head.weight[_columns(number)].T)
     if head.bias is not None:
         x.add_(head.bias[_columns(number)])
     if head.softcap is not None:
@@ -356,34 +340,17 @@ def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor
 def head_logits(hidden: Tensor, head: Head) -> Tensor:
     """The logits [N, vocabulary] of all tokens, in float32 at least. No gradient."""
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu":
-        # Tile by tile, since _product copies what it multiplies: a copy of the whole head would leave the caches.
+        # Tile by tile, since exact_product copies what it multiplies: a copy of the whole head would leave the caches.
         whole = torch.empty(hidden.shape[0], head.weight.shape[0])
         for number in range(-(-head.weight.shape[0] // COLUMNS)):
             whole[:, _columns(number)] = _tile(hidden, head, 1.0, number)
         return whole
-    logits = _product(hidden, head.weight.T)
+    logits = exact_product(hidden, head.weight.T)
     if head.bias is not None:
         logits.add_(head.bias)
     if head.softcap is not None:
         return logits.mul_(head.scale / head.softcap).tanh_().mul_(head.softcap)
     return logits if head.scale == 1.0 else logits.mul_(head.scale)
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute left @ right with a float32 result (float64 for float64)."""
-    if left.dtype in (torch.float32, torch.float64):
-        return left @ right
-    if left.device.type == "cuda":
-        return torch.mm(left, right, out_dtype=torch.float32)
-    # A CPU's product of bfloat16 matrices rounds its result. The same product of float32 copies does not, and may use the
-    # same instructions, as bfloat16 numbers lose nothing when their copies are rounded back.
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16" if left.dtype == torch.bfloat16 else before
-    try:
-        return left.float() @ right.float()
-    finally:
-        matmul.fp32_precision = before
 
 
 def _places(targets: Tensor, number: int, x: Tensor) -> tuple[Tensor, Tensor]:

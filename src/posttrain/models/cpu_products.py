@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import torch
+
+from posttrain.libraries.processor import processor
 
 # torch multiplies float32 matrices with MKL, which does not use the widest instructions of AMD's processors; oneDNN, which
 # torch uses for bfloat16, does. With an AVX-512 Zen core, products of a model took less than half the time (docs/benchmarks.md).
@@ -19,7 +20,7 @@ def choose_float32_products() -> bool:
     processor has instructions that need it (Intel's AMX); elsewhere it computes in float32. One test per process detects
     rounding; when it is found, nothing changes.
     """
-    if not torch.backends.mkldnn.is_available() or SLOW_WITH_MKL not in _processor() or not _one_dnn_is_exact():
+    if not torch.backends.mkldnn.is_available() or SLOW_WITH_MKL not in processor() or not _one_dnn_is_exact():
         return False
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
     return True
@@ -51,9 +52,3 @@ def products_are_exact() -> bool:
             if not (found - exact).norm() < 2e-6 * exact.norm():
                 return False
     return True
-
-
-def _processor() -> str:
-    """Return the system's description of the processor; "" where it is not Linux."""
-    file = Path("/proc/cpuinfo")
-    return file.read_text() if file.exists() else ""

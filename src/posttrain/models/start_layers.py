@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from posttrain.config.model import ModelConfig
 from posttrain.libraries.cpu_kernels.load import allow_kernels
 from posttrain.models.fused_layers import fuse_layers
+from posttrain.models.wide_products import widen_products
 
 
 def fuse_on_cpu(model: PreTrainedModel, config: ModelConfig) -> None:
@@ -15,3 +16,4 @@ def fuse_on_cpu(model: PreTrainedModel, config: ModelConfig) -> None:
     allow_kernels(config.fused_layers)
     if config.fused_layers and not config.compile and not config.liger and model.device.type == "cpu":
         fuse_layers(model)
+        widen_products(model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algos import fused_scoring
+from posttrain.algos import exact_products, fused_scoring
 from posttrain.algos.fused_scoring import Head, TokenScores, score_logits, score_tokens
 from posttrain.errors import ShapeError
 
@@ -21,6 +21,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 2.0},
     "all": {"bias": True, "scale": 1.7, "softcap": 3.0},
 }
+
+
+@pytest.fixture(params=[False, True], ids=["rounds", "widens"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor whose products of bfloat16 are fast, and on one where those of float32 are."""
+    monkeypatch.setattr(exact_products, "multiplies_bfloat16_slowly", lambda: request.param)
 
 
 @pytest.fixture(params=[3, 11, 2048], autouse=True)
@@ -142,6 +148,7 @@ def test_float32_agrees_with_float64_to_rounding() -> None:
         assert (mine.grad.double() - theirs.grad).norm() < 1e-6 * theirs.grad.norm()
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_bfloat16_logits_beside_a_reference_are_not_rounded() -> None:
     """Scores of bfloat16 inputs are those of the same numbers in float64, to float32's rounding; only the gradients are
     bfloat16 (a relative rounding of 2^-9 each, added up over the tiles' parts: 1 % in norm)."""
@@ -166,6 +173,7 @@ def test_bfloat16_logits_beside_a_reference_are_not_rounded() -> None:
         assert (mine.grad.double() - theirs.grad).norm() < 1e-2 * theirs.grad.norm()
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize(("scale", "temperature"), [(1.0, 1.0), (0.5, 0.8)])
 def test_bfloat16_on_a_cpu_rounds_the_distance_to_the_target_only(scale: float, temperature: float) -> None:
     """A logit of 30 rounded to bfloat16 is off by up to 30 * 2^-9 = 0.06. Of tokens drawn from the distribution, what is off is
@@ -186,6 +194,7 @@ def test_bfloat16_on_a_cpu_rounds_the_distance_to_the_target_only(scale: float, 
     assert (scores.entropy.double() - entropy).abs().mean() < 2e-3
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_bfloat16_scores_of_a_target_that_is_not_in_the_vocabulary() -> None:
     hidden, weight = torch.randn(3, 8).bfloat16(), torch.randn(20, 8).bfloat16()
     scores = score_tokens(hidden, Head(weight=weight), torch.tensor([-100, 20, 3]), temperature=1.0)
@@ -269,6 +278,7 @@ def test_other_vocabulary_in_the_reference_is_refused() -> None:
         score_tokens(hidden, head, targets, temperature=1.0, reference=(ref_hidden, Head(weight=torch.ones(5, REF_H))))
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_bfloat16_gradient_of_a_token_that_is_nearly_certain() -> None:
     """p = 1 / (1 + e^-8) = 0.99966 is 1 in bfloat16; the gradient of its logit is 1 - p = 3.35e-4 all the same."""
     hidden = torch.ones(1, 1).bfloat16().requires_grad_()
@@ -278,6 +288,7 @@ def test_bfloat16_gradient_of_a_token_that_is_nearly_certain() -> None:
     assert weight.grad.flatten().tolist() == pytest.approx([rest, -rest], rel=2**-8)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_bfloat16_gradients_are_as_precise_as_unrounded_logits_allow() -> None:
     """Over sharp distributions, where rounded logits would be off by 2^-9 of 60 nats: to 0.5 % of float64's norm."""
     generator = torch.Generator().manual_seed(0)

@@ -33,12 +33,12 @@ def test_rounded_factors_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: multiply(a.bfloat16().to(a.dtype), b))
     assert not products_are_exact()
-    monkeypatch.setattr(cpu_products, "_processor", lambda: "vendor_id: AuthenticAMD")
+    monkeypatch.setattr(cpu_products, "processor", lambda: "vendor_id: AuthenticAMD")
     assert not choose_float32_products()
     assert MATMUL.fp32_precision == "none"
 
 
 def test_other_processors_keep_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_products, "_processor", lambda: "vendor_id: GenuineIntel")
+    monkeypatch.setattr(cpu_products, "processor", lambda: "vendor_id: GenuineIntel")
     assert not choose_float32_products()
     assert MATMUL.fp32_precision == "none"

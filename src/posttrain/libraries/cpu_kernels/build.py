@@ -12,6 +12,7 @@ from pathlib import Path
 
 from posttrain.libraries.compilers import find_compiler
 from posttrain.libraries.folders import user_cache
+from posttrain.libraries.processor import multiplies_bfloat16_slowly, processor
 
 SHARED_HEADERS = Path(__file__).parent
 # The processor's own instructions; IEEE floating-point numbers, except for errno and traps, which are unused.
@@ -38,28 +39,19 @@ def _compiled(source: Path, compiler: str, folder: Path) -> Path:
     """Return the shared library, compiled by the first process that needs it for this source, compiler and processor."""
     version = _run([compiler, "--version"])
     headers = sorted({*source.parent.glob("*.h"), *SHARED_HEADERS.glob("*.h")})
-    key = hashlib.sha256(
-        b"".join(file.read_bytes() for file in (source, *headers)) + "\n".join([*FLAGS, version, _processor()]).encode()
-    )
+    flags = [*FLAGS, *(["-DSLOW_PAIRS"] if multiplies_bfloat16_slowly() else [])]
+    texts = "\n".join([*flags, version, processor()])
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in (source, *headers)) + texts.encode())
     path = folder / f"{key.hexdigest()[:32]}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as beside:
         made = Path(beside) / path.name
-        _run([compiler, *FLAGS, f"-I{SHARED_HEADERS}", "-shared", "-fPIC", str(source), "-o", str(made)])
+        _run([compiler, *flags, f"-I{SHARED_HEADERS}", "-shared", "-fPIC", str(source), "-o", str(made)])
         os.replace(made, path)  # atomic: other processes may do the same
     return path
 
 
 def _run(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
-
-
-def _processor() -> str:
-    """Return a text that differs between processors with different instructions: machines may share a home folder."""
-    file = Path("/proc/cpuinfo")
-    if not file.exists():
-        return " ".join(os.uname())
-    lines = set(file.read_text().splitlines())
-    return "\n".join(sorted(line for line in lines if line.startswith(("flags", "Features", "model name"))))

@@ -54,6 +54,34 @@ struct Whole {
     }
 };
 
+// Rows of bfloat16 that are multiplied as float32, not in pairs.
+struct widened : bfloat16 {};
+
+// Weights of bfloat16 for them. They become numbers in registers or in a buffer, as those of eight bits do.
+template <class T>
+struct Narrow {
+    typedef bfloat16 Weight, Packed;
+    static constexpr int MOST = TALL, DIRECT = 2 * MOST;
+    static constexpr bool SCALED = false;
+
+    // Two columns that are LANES apart become the lower and the upper half of a float32.
+    static void pack(const bfloat16 *weights, int64_t depth, int64_t columns, int64_t k, bfloat16 *to) {
+        for (int64_t column = 0; column < PANEL; column++) {
+            int64_t place = column / (2 * LANES) * 2 * LANES + column % LANES * 2 + column / LANES % 2;
+            to[place] = column < columns ? weights[column * depth + k] : bfloat16{};
+        }
+    }
+
+    void columns(const bfloat16 *from, Lanes (&found)[WIDE]) const {
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block += 2) {
+            Words both;
+            std::memcpy(&both, from + block * LANES, sizeof both);
+            found[block] = (Lanes)(both << 16), found[block + 1] = (Lanes)(both & 0xffff0000);
+        }
+    }
+};
+
 // Weights of eight bits. They become numbers in registers (one group of rows) or in a buffer of one tile (many rows).
 template <class T>
 struct Eighths {
@@ -227,17 +255,25 @@ void sums_of_panel(
 // Rows as factors, `width` each: as they are, or with a 0 behind where the depth is odd, or as float32.
 template <class T>
 const typename Form<T>::Factor *factors(
-    const T *x, int64_t rows, int64_t depth, int64_t width, std::vector<typename Form<T>::Factor> &kept) {
+    const T *x, int64_t rows, int64_t depth, int64_t width, std::vector<typename Form<T>::Factor> &kept, int threads) {
     typedef typename Form<T>::Factor Factor;
     if (std::is_same<T, Factor>::value && width == depth) return (const Factor *)x;
-    kept.assign(rows * width, Factor{});
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t k = 0; k < depth; k++) {
-            if constexpr (std::is_same<T, Factor>::value)
-                kept[row * width + k] = x[row * depth + k];
-            else
-                kept[row * width + k] = load_part(x + row * depth + k, 1)[0];
+    kept.resize(rows * width);
+#pragma omp parallel for num_threads(threads) if (rows * depth >= MANY_WEIGHTS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T *from = x + row * depth;
+        Factor *to = kept.data() + row * width;
+        if constexpr (std::is_same<T, Factor>::value) {
+            std::memcpy((void *)to, from, depth * sizeof(T));
+            std::fill(to + depth, to + width, Factor{});
+        } else {
+            int64_t k = 0;
+            for (; k + LANES <= depth; k += LANES) store(load(from + k), to + k);
+            if (k == depth) continue;
+            Lanes last = load_part(from + k, depth - k);
+            std::memcpy((void *)(to + k), &last, (depth - k) * sizeof(Factor));
         }
+    }
     return kept.data();
 }
 
@@ -258,8 +294,8 @@ void product(const Product &all, int64_t rows, int threads) {
     int64_t depth = all.depth, columns = all.columns;
     int64_t step = Form<T>::STEP, width = (depth + step - 1) / step * step;
     int64_t panels = (columns + PANEL - 1) / PANEL, bands = (rows + BAND - 1) / BAND;
-    std::vector<typename Form<T>::Factor> kept;
-    const auto *of_rows = factors(x, rows, depth, width, kept);
+    thread_local std::vector<typename Form<T>::Factor> kept;
+    const auto *of_rows = factors(x, rows, depth, width, kept, threads);
     int64_t items = bands * panels;  // a band of rows and a panel each
 #pragma omp parallel num_threads(threads) if (rows * columns * depth >= MANY_WEIGHTS)
     {
@@ -315,7 +351,9 @@ extern "C" int64_t panel_columns() { return PANEL; }
 PRODUCT_FUNCTIONS(float, Eighths, int8_float32)
 PRODUCT_FUNCTIONS(bfloat16, Eighths, int8_bfloat16)
 PRODUCT_FUNCTIONS(float, Whole, whole_float32)
-#ifdef PAIRS
+#if defined(PAIRS) && !defined(SLOW_PAIRS)
 PRODUCT_FUNCTIONS(bfloat16, Whole, whole_bfloat16)
+#else
+PRODUCT_FUNCTIONS(widened, Narrow, whole_bfloat16)
 #endif
 #endif

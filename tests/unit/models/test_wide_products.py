@@ -1,0 +1,55 @@
+"""bfloat16 layers that are multiplied in float32 give what the layers give, rounded once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from posttrain.models import wide_products
+from posttrain.models.wide_products import wide_linear, widen_products
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients_are_the_exact_ones_rounded_once(bias: bool) -> None:
+    torch.manual_seed(0)
+    sizes = ((2, 5, 32), (48, 32), (48,))
+    tensors = [torch.randn(size).bfloat16().requires_grad_() for size in sizes[: 2 + bias]]
+    exact = [each.detach().double().requires_grad_() for each in tensors]
+    output = wide_linear(*tensors[:2], tensors[2] if bias else None)
+    true = nn.functional.linear(*exact)
+    grad = torch.randn(true.shape).bfloat16()
+    output.backward(grad)
+    true.backward(grad.double())
+    for ours, theirs in ((output, true), *((one.grad, other.grad) for one, other in zip(tensors, exact, strict=True))):
+        assert ours.dtype == torch.bfloat16
+        # Half a step of bfloat16's 8 digits, and float32's rounding of numbers that cancel
+        assert (ours.double() - theirs).abs().le(theirs.abs() * 2**-8 + 1e-5).all()
+
+
+def test_only_what_is_asked_for() -> None:
+    x, weight = torch.randn(3, 8).bfloat16(), torch.randn(4, 8).bfloat16().requires_grad_()
+    wide_linear(x, weight, None).sum().backward()
+    assert x.grad is None and weight.grad is not None
+
+
+@pytest.mark.parametrize("slowly", [True, False])
+def test_layers_of_a_model(slowly: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_products, "multiplies_bfloat16_slowly", lambda: slowly)
+    asked: list[torch.Size] = []
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        asked.append(weight.shape)
+        return wide_linear(x, weight, bias)
+
+    monkeypatch.setattr(wide_products, "wide_linear", counted)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16, bias=False)).bfloat16()
+    x = torch.randn(3, 16).bfloat16()
+    plain = model(x)
+    assert widen_products(model) == (2 if slowly else 0)
+    torch.testing.assert_close(model(x), plain, rtol=0.02, atol=0.02)
+    assert len(asked) == (2 if slowly else 0)
+    model.float()  # a layer of another dtype multiplies as it did
+    model(x.float())
+    assert len(asked) == (2 if slowly else 0)
