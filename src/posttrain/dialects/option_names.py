@@ -39,6 +39,7 @@ _LISTS = {
     r"torchtitan": ("verl_torchtitan",),
     r"veomni": ("verl_veomni",),
     r"automodel": ("verl_automodel",),
+    r"wrap_policy": ("wrap_policy",),
     r"arctic_rl": ("arctic",),
     r"reward_model\.rollout": ("verl_rollout",),
 }

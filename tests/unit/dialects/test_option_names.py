@@ -48,6 +48,7 @@ def test_an_option_of_two_libraries_with_two_types_is_of_any() -> None:
         ("verl", "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layesr=1", "recompute_num_layers"),
         ("skyrl", "+generator.engine_init_kwargs.max_nnum_seqs=8", "max_num_seqs"),
         ("skyrl", "+trainer.policy.model_config_kwargs.rope_teta=1e6", "rope_theta"),
+        ("roll", "+actor_train.strategy_args.strategy_config.wrap_policy.wra_pembeddings=true", "wrap_embeddings"),
     ],
 )  # fmt: skip
 def test_a_slip_in_an_option_of_a_library_is_named(dialect: str, written: str, meant: str) -> None:
