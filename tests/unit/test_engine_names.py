@@ -28,7 +28,9 @@ def allowed(path: Path, engine: str) -> bool:
     inside = path.relative_to(PACKAGE).as_posix()
     places = (f"backends/train/{engine}/", f"plan/engines/{engine}.py", f"plan/engines/{engine}/")
     # Words of peers: their tables and strategies; names that other libraries give to formats and modes; commands of a shell.
-    peers = inside.startswith("dialects/") and ("/keys/" in inside or inside.endswith(("strategies.py", "ledger.py")))
+    peers = inside.startswith("dialects/") and (
+        "/keys/" in inside or inside.endswith(("strategies.py", "ledger.py", "option_names.py"))
+    )
     others = inside.startswith(("backends/rollout/", "backends/tracking/", "dialects/scripts/"))
     others = others or inside.endswith("runtime/ray/cluster.py")
     return inside.startswith(places) or peers or others or (engine == "local" and inside == DEFAULT)

@@ -847,8 +847,8 @@ def test_a_field_that_nobody_wrote_is_called_by_a_key_that_has_a_default() -> No
 def test_a_fix_that_verl_has_no_key_for_is_written_in_our_section():
     words = read().words
     assert words is not None
-    text = words.text("use data.templated_prompts=raw and data.shuffle=false")
-    assert text == "use +posttrain.data.templated_prompts=raw and data.shuffle=false"
+    text = words.text("use rollout.weights=int8 and data.shuffle=false")
+    assert text == "use +posttrain.rollout.weights=int8 and data.shuffle=false"
 
 
 def test_what_is_planned_or_refused_in_a_section_that_is_off_is_a_note() -> None:

@@ -176,7 +176,8 @@ def test_a_sampler_with_kernels_has_the_trainers_logprobs(family: str) -> None:
             logprobs = logits[len(prompt) - 1 : -1].log_softmax(1)
             of_trainer = logprobs.gather(1, torch.tensor(trajectory.token_ids)[:, None])[:, 0]
             gaps = (of_trainer - torch.tensor(trajectory.logprobs)).abs()
-            assert gaps.mean() <= 1e-5 and gaps.max() <= 1e-4
+            # Each of the two is up to 1e-5 from the same model in float64, in the mean of a response.
+            assert gaps.mean() <= 2e-5 and gaps.max() <= 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
