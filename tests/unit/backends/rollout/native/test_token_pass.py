@@ -265,7 +265,7 @@ def test_prefill_gives_the_models_own_logits(
             of_model.append(own(**given).logits[0, -1])
     ends = torch.stack([each[-1] for each in every])
     distance, of_own = (got - ends).norm(), (torch.stack(of_model) - ends).norm()
-    assert distance <= (1e-4 * ends.norm() if dtype is torch.float32 else 1.5 * of_own)
+    assert distance <= (1e-4 * ends.norm() if dtype is torch.float32 else 2 * of_own)
     expected = [
         logits[known:-1].log_softmax(1).gather(1, prompt[known + 1 :, None])[:, 0]
         for logits, prompt in zip(every, prompts, strict=True)
