@@ -249,6 +249,7 @@ class _ScoreTokens(torch.autograd.Function):
                     grad_hidden.addmm_(gradient, weight[tile].float())
                 if grad_weight is not None:
                     grad_weight[tile] = gradient.T @ hidden.float()
+                del x, gradient
                 continue
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:

@@ -11,6 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from posttrain.libraries.processor import multiplies_bfloat16_slowly
 
+# With fewer, copying the weight costs more than is gained: 16 rows take 1.2 to 1.4 times as long, 128 rows half to two thirds.
+FEWEST_ROWS = 64
+
 
 def widen_products(model: nn.Module) -> int:
     """Let the linear layers of ``model`` multiply bfloat16 numbers in float32, where the processor does that faster. Inputs,
@@ -34,7 +37,8 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     weight = self.weight.detach()
-    if type(weight) is Tensor and weight.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16:
+    known = type(weight) is Tensor and weight.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16
+    if known and x.numel() >= FEWEST_ROWS * self.in_features:
         return wide_linear(x, self.weight, self.bias)
     return nn.Linear.forward(self, x)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from posttrain.models import wide_products
-from posttrain.models.wide_products import wide_linear, widen_products
+from posttrain.models.wide_products import FEWEST_ROWS, wide_linear, widen_products
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -45,10 +45,12 @@ def test_layers_of_a_model(slowly: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(wide_products, "wide_linear", counted)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16, bias=False)).bfloat16()
-    x = torch.randn(3, 16).bfloat16()
+    x = torch.randn(FEWEST_ROWS, 16).bfloat16()
     plain = model(x)
     assert widen_products(model) == (2 if slowly else 0)
     torch.testing.assert_close(model(x), plain, rtol=0.02, atol=0.02)
+    assert len(asked) == (2 if slowly else 0)
+    model(x[1:])  # too few rows to copy the weights for
     assert len(asked) == (2 if slowly else 0)
     model.float()  # a layer of another dtype multiplies as it did
     model(x.float())

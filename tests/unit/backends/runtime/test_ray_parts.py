@@ -489,6 +489,21 @@ def test_the_folder_of_a_driver_that_was_killed_goes_when_the_next_cluster_start
     assert not mine.exists()
 
 
+def test_a_folder_that_another_run_removes_first_stops_no_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from posttrain.backends.runtime.ray import own_folder
+
+    monkeypatch.setattr(own_folder, "_short_parent", lambda: str(tmp_path))
+    left = tmp_path / f"{own_folder.PREFIX}left"
+    left.mkdir()
+    gone = {"pid": 2**22 + 1, "started": 1, **own_folder._namespace()}
+    (left / own_folder.DRIVER).write_text(json.dumps(gone))
+    (left / "session").mkdir()
+    monkeypatch.setattr(own_folder.shutil, "rmtree", lambda *_, **__: left.rename(tmp_path / "elsewhere"))
+    assert Path(own_folder.new_folder()).parent == tmp_path
+
+
 def test_a_process_that_is_connected_to_ray_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook may have called ray.init() itself: it is told so, and what it runs there is not ended."""
     import ray

@@ -22,7 +22,8 @@ def new_folder() -> str:
     """Make a folder for Ray's files. Those of drivers that are gone are removed first."""
     parent = _short_parent()
     for folder in Path(parent).glob(f"{PREFIX}*"):
-        _remove_left(folder)
+        with suppress(OSError):  # another run removes it, too
+            _remove_left(folder)
     made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     if (here := _place(os.getpid())) is not None:
         Path(made, DRIVER).write_text(json.dumps(here))
