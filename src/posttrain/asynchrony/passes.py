@@ -17,6 +17,13 @@ class Awaited(NamedTuple):
     number: int  # of the step's choices, from 0; after the last one: how many it made
 
 
+class Place(NamedTuple):
+    """An order of a sampler."""
+
+    sampler: int
+    number: int  # among the orders of all samplers
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """An order to a sampler, or the end of its work."""
@@ -26,6 +33,8 @@ class Due:
     sent: tuple[str, ...] = ()  # requests, by sample id
     cancelled: tuple[str, ...] = ()
     awaited: Awaited | None = None  # of a rest
+    number: int = 0  # among the orders of all samplers
+    behind: tuple[Place, ...] = ()  # orders that sent the same requests before
 
 
 class PostScript:
@@ -42,6 +51,10 @@ class PostScript:
     def due(self, passes: int) -> Due | None:
         """The next order, when the sampler has come to its pass."""
         return self._orders[0] if self._orders and self._orders[0].at <= passes else None
+
+    def is_past(self, number: int) -> bool:
+        """Tell whether an order of this sampler has been given."""
+        return not any(due.kind == "order" and due.number <= number for due in self._orders)
 
     def rests(self, awaited: Awaited) -> bool:
         """Tell whether a rest is still to come in the wait for this choice."""
@@ -75,8 +88,9 @@ class Passes:
         joined: dict[int, Joining] = {}
         synced = set()
         choices = Counter[int]()  # made so far, by step
+        latest: dict[str, Place] = {}  # by request
         now = most = 0
-        for event in events:
+        for number, event in enumerate(events):
             awaited = Awaited(event["step"], choices[event["step"]])
             match event["event"]:
                 case "joined":
@@ -84,7 +98,11 @@ class Passes:
                     now += 1
                     most = max(most, now)
                 case "order":
-                    due = Due("order", event["pass"], tuple(event["sent"]), tuple(event["cancelled"]))
+                    sent, place = tuple(event["sent"]), Place(event["sampler"], number)
+                    behind = tuple(dict.fromkeys(latest[name] for name in sent if name in latest))
+                    latest |= dict.fromkeys(sent, place)
+                    cancelled = tuple(event["cancelled"])
+                    due = Due("order", event["pass"], sent, cancelled, number=number, behind=behind)
                     orders[event["sampler"]].append(due)
                 case "synced":
                     synced.add(event["step"])

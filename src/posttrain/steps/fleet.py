@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from posttrain.asynchrony.passes import Awaited, Passes
+from posttrain.asynchrony.passes import Awaited, Passes, Place
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Crew, Order, SamplerLost, Turned
 from posttrain.interfaces.rollout_engine import Request, check_requests
@@ -244,7 +244,8 @@ class Fleet:
         if due.kind == "lost":
             self._leave(post)
             return None
-        if due.kind != "order" or not (self._pool.keys() >= set(due.sent) and self._withdrawn >= set(due.cancelled)):
+        here = self._pool.keys() >= set(due.sent) and self._withdrawn >= set(due.cancelled)
+        if due.kind != "order" or not here or not all(map(self._was_given, due.behind)):
             return None
         for name in due.sent:
             self._give(post, self._pool.pop(name))
@@ -262,6 +263,13 @@ class Fleet:
         )
         self._note_order(post, order)
         return order
+
+    def _was_given(self, order: Place) -> bool:
+        """Tell whether a recorded order was given again: requests go to a sampler that will be lost with them first."""
+        post = next((each for each in self._posts if each.number == order.sampler), None)
+        if post is None or post.script is None:
+            return order.sampler < self._joined  # it has left
+        return post.script.is_past(order.number)
 
     def _note_order(self, post: Post, order: Order) -> None:
         if order.new or order.cancelled:

@@ -57,6 +57,9 @@ class Sampler:
     def rest(self) -> int:
         return len(self.orders)
 
+    def leave(self) -> None:
+        self.requests.clear()
+
 
 def response(name: str, tokens: list[int]) -> Trajectory:
     return Trajectory(
@@ -191,6 +194,35 @@ def test_a_lost_sampler_s_requests_go_on_elsewhere_with_their_tokens() -> None:
     [moved] = [each for order in left.orders[1:] for each in order.new]
     assert moved.sample_id == "0/0" and moved.begun is not None and moved.begun.token_ids[:1] == (0,)
     assert ("lost", 0, {"pass": 1, "reason": "has died"}) in events
+
+
+def test_a_replay_gives_requests_first_to_the_sampler_that_was_lost_with_them() -> None:
+    """The other one got them afterwards. It comes to that pass before they are there, and took them from the first."""
+    schedule = [
+        {"step": 1, "event": "joined", "sampler": 0, "version": 0},
+        {"step": 1, "event": "joined", "sampler": 1, "version": 0},
+        {"step": 1, "event": "order", "sampler": 0, "pass": 0, "sent": ["0/0"], "cancelled": []},
+        {"step": 1, "event": "order", "sampler": 1, "pass": 0, "sent": ["0/1"], "cancelled": []},
+        {"step": 1, "event": "lost", "sampler": 1, "pass": 0},
+        {"step": 1, "event": "order", "sampler": 0, "pass": 1, "sent": ["0/1"], "cancelled": []},
+    ]
+    crew = Crew("a", "b")
+    fleet = Fleet(
+        crew,  # type: ignore[arg-type]
+        SamplingParams(max_response_tokens=8),
+        hear=lambda: None,
+        record=lambda *more: None,
+        again=Passes.of(schedule),
+    )
+    fleet.served(0, "hash")
+    kept, lost = crew.all
+    fleet.submit(requests("0/0"))
+    fleet.wait(1.0)
+    assert [each.sample_id for each in kept.orders[0].new] == ["0/0"] and not lost.orders
+    fleet.submit(requests("0/1"))
+    ended = [one.sample_id for _ in range(6) for one in fleet.wait(1.0)]
+    assert sorted(ended) == ["0/0", "0/1"]
+    assert [each.sample_id for each in lost.orders[0].new] == ["0/1"]
 
 
 def test_a_request_that_kills_samplers_stops_the_run() -> None:
