@@ -96,10 +96,11 @@ def main() -> None:
     Answers.folder = folder = Path(sys.argv[1])
     Answers.model = AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.float32)
     Answers.tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
-    known = folder / "port"
+    known, started = folder / "port", folder / "started"
     server = ThreadingHTTPServer(("127.0.0.1", int(known.read_text()) if known.exists() else 0), Answers)
-    (folder / "started").write_text("")
-    known.write_text(str(server.server_port))
+    if not known.exists():  # a server that starts again has the port of the first
+        known.write_text(str(server.server_port))
+    started.write_text("")
     server.serve_forever()
 
 

@@ -49,7 +49,7 @@ class Server:
         self.fails("")
         script = Path(__file__).with_name("faulty_teacher.py")
         self.process = WarmProcess([sys.executable, script, self.folder, self.model])
-        while not (self.folder / "started").exists() or not (self.folder / "port").exists():
+        while not (self.folder / "started").exists():  # written after the port
             assert self.process.poll() is None, "the server did not start"
             time.sleep(0.05)
 
