@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ IMPORTS = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
 )
+# megatron would import it. It makes a temporary folder then, which the first forked process to end would take from all others.
+EACH_ITS_OWN = ("wandb",)
 REQUEST_BYTES = 1 << 20
 INPUT_OUTPUT = 3  # standard input, output and errors
 
@@ -74,8 +77,7 @@ def serve(listener: socket.socket, life: int) -> dict[str, Any] | None:
             if request is None:
                 connection.close()
                 continue
-            for name in request["imports"]:
-                importlib.import_module(name)
+            _import(request["imports"])
             pid = os.fork()
             if pid == 0:
                 for each in (listener, connection, wake, woken, *waiting.values()):
@@ -87,6 +89,16 @@ def serve(listener: socket.socket, life: int) -> dict[str, Any] | None:
             waiting[pid] = connection
             with suppress(OSError):
                 connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+
+
+def _import(names: Iterable[str]) -> None:
+    """Import modules, for whose imports some libraries seem not to be installed."""
+    for name in EACH_ITS_OWN:
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it is an ImportError
+    for name in names:
+        importlib.import_module(name)
+    for name in EACH_ITS_OWN:
+        del sys.modules[name]
 
 
 def _received(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -164,8 +176,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for name in IMPORTS:
-        importlib.import_module(name)
+    _import(IMPORTS)
     gc.collect()
     gc.freeze()
     asked = serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
