@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,8 @@ def whole_chunk(name: str, tensor: Tensor) -> Chunk:
     return Chunk(name, (0,) * tensor.dim(), tensor)
 
 
-def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> None:
-    """Write the chunks of process ``rank``, from 0; no file without chunks."""
+def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Path]:
+    """Write the chunks of process ``rank``, from 0; no file without chunks. Returns: the files."""
     files: list[list[Chunk]] = []
     seen: Counter[str] = Counter()
     for chunk in chunks:
@@ -58,34 +58,41 @@ def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> None:
         files[number].append(chunk)
     if files:
         folder.mkdir(exist_ok=True)
+    written = []
     for number, held in enumerate(files, start=1):
         offsets = {chunk.name: {_OFFSETS: list(chunk.offsets)} for chunk in held}
         header = {_HEADER: json.dumps(offsets)}  # a single entry: safetensors would write several in any order
         tensors = {chunk.name: chunk.tensor.detach().cpu().contiguous() for chunk in held}
-        save_file(tensors, folder / _FILE.format(rank=rank + 1, number=number, count=len(files)), header)
+        written.append(folder / _FILE.format(rank=rank + 1, number=number, count=len(files)))
+        save_file(tensors, written[-1], header)
+    return written
 
 
 class ChunkedTensors(Mapping[str, Tensor]):
-    """The whole tensors by name, sorted; each is assembled on access.
+    """The whole tensors by name, sorted; each is assembled on access, and ``part`` reads a part of one.
 
-    Raises: ModelError when a folder cannot be read, or chunks of a tensor are missing.
+    Args: ``source`` is a folder of chunks, or a safetensors file of whole tensors.
+    Raises: ModelError when it cannot be read, or chunks of a tensor are missing.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, source: Path):
         self._chunks: dict[str, list[_Place]] = defaultdict(list)
+        in_folder = source.is_dir()
+        path = source
         try:
-            for path in sorted(folder.glob("*.safetensors")):
+            for path in sorted(source.glob("*.safetensors")) if in_folder else [source]:
                 file = safe_open(path, framework="pt")
-                for name, place in json.loads(file.metadata()[_HEADER]).items():
+                offsets = json.loads(file.metadata()[_HEADER]) if in_folder else {}
+                for name in file.keys():  # noqa: SIM118  # no mapping
                     size = tuple(file.get_slice(name).get_shape())
-                    self._chunks[name].append(_Place(file, tuple(place[_OFFSETS]), size))
+                    first = tuple(offsets[name][_OFFSETS]) if in_folder else (0,) * len(size)
+                    self._chunks[name].append(_Place(file, first, size))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise ModelError(Problem(f"{path} cannot be read: {error}", fix="use another checkpoint")) from error
         self.shapes = {name: _shape(self._chunks[name]) for name in sorted(self._chunks)}
         for name, shape in self.shapes.items():
             if sum(math.prod(each.size) for each in self._chunks[name]) != math.prod(shape):
-                what = f"{folder} does not hold all of {name}"
+                what = f"{source} does not hold all of {name}"
                 raise ModelError(Problem(what, fix="copy the files of all processes there, or use another checkpoint"))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -97,6 +104,17 @@ class ChunkedTensors(Mapping[str, Tensor]):
         for place in self._chunks[name]:
             whole[place.box] = place.file.get_tensor(name)
         return whole
+
+    def part(self, name: str, offsets: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Read ``size`` values of a tensor from ``offsets`` on, in each of its dimensions; of the files no others are read."""
+        wanted = _box(offsets, size)
+        empty: Tensor = self._chunks[name][0].file.get_slice(name)[:0]
+        found = torch.empty(tuple(size), dtype=empty.dtype)
+        for place in self._chunks[name]:
+            shared = _shared(wanted, place.box)
+            if all(edge.start < edge.stop for edge in shared):
+                found[_within(wanted, shared)] = place.file.get_slice(name)[_within(place.box, shared)]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -122,7 +140,21 @@ class _Place:
 
     @property
     def box(self) -> tuple[slice, ...]:
-        return tuple(slice(first, first + count) for first, count in zip(self.offsets, self.size, strict=True))
+        return _box(self.offsets, self.size)
+
+
+def _box(offsets: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(first, first + count) for first, count in zip(offsets, size, strict=True))
+
+
+def _shared(one: tuple[slice, ...], other: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return what two boxes of a tensor have in common; an edge of it ends before its start where they have nothing."""
+    return tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
+
+
+def _within(box: tuple[slice, ...], part: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return a part of a box, counted from the box's own first value."""
+    return tuple(slice(b.start - a.start, b.stop - a.start) for a, b in zip(box, part, strict=True))
 
 
 def _shape(places: Iterable[_Place]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def written(tmp_path: Path, wanted: dict[str, Tensor]) -> Path:
     for rank, chunks in enumerate((first, second, [])):
         write_chunks(tmp_path / "weights", rank, chunks)
     return tmp_path / "weights"
+
+
+@pytest.mark.parametrize("in_one_file", [False, True])
+def test_any_part_of_a_tensor_is_read(
+    written: Path, wanted: dict[str, Tensor], tmp_path: Path, in_one_file: bool
+) -> None:
+    save_file(wanted, tmp_path / "whole.safetensors")
+    saved = ChunkedTensors(tmp_path / "whole.safetensors" if in_one_file else written)
+    assert saved.shapes == shapes_of(wanted)
+    for name in ("columns", "rows", "twice"):
+        rows, columns = wanted[name].shape
+        for top, left, bottom, right in product(range(rows), range(columns), range(rows + 1), range(columns + 1)):
+            if top <= bottom and left <= right:
+                found = saved.part(name, (top, left), (bottom - top, right - left))
+                assert torch.equal(found, wanted[name][top:bottom, left:right])
+    assert torch.equal(saved.part("whole", (1,), (1,)), torch.tensor([2.5], dtype=torch.bfloat16))
+    assert torch.equal(saved["step"], wanted["step"])
 
 
 def test_whole_tensors_come_back(written: Path, wanted: dict[str, Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -423,6 +424,37 @@ def test_a_manifest_that_lies(checkpoints: Checkpoints, damage: Any, reason: str
     save(checkpoints, 3)
     damage(checkpoints.folder / "global_step_3")
     assert reason in str(damage_of(checkpoints.folder / "global_step_3"))
+
+
+def test_who_has_written_a_file_hashes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "changed_since", "theirs"):
+        (tmp_path / name).write_text(name)
+    durable.note_hashes([tmp_path / "theirs", tmp_path / "changed_since"])
+    (tmp_path / "changed_since").write_text("other")
+    hashed = []
+    sha256 = durable._sha256
+    monkeypatch.setattr(durable, "_sha256", lambda path: (hashed.append(path.name), sha256(path))[1])
+    durable.write_manifest(tmp_path)
+    assert hashed == ["changed_since", "mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changed_since", "manifest.json", "mine", "theirs"]
+    listed = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert {name: entry["sha256"] for name, entry in listed.items()} == {
+        name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("changed_since", "mine", "theirs")
+    }
+
+
+@pytest.mark.parametrize("size", [0, 1 << 40], ids=["in_threads", "one_by_one"])
+def test_the_first_damage_is_told_however_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(durable, "_IN_THREADS_BYTES", size)
+    for number in range(30):
+        (tmp_path / f"{number:02}").write_text(f"{number:02}")
+    durable.write_manifest(tmp_path)
+    assert durable.damage_of(tmp_path) is None
+    for number in (21, 7, 25):
+        (tmp_path / f"{number:02}").write_text("xx")
+    assert durable.damage_of(tmp_path) == "07 has changed"
 
 
 def test_a_disk_that_cannot_read_a_file_back(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

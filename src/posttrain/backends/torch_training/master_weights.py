@@ -20,6 +20,7 @@ from posttrain.backends.torch_training.one_pass_adamw import one_pass
 from posttrain.backends.torch_training.optimizers import build_optimizer, move_state
 from posttrain.config.policy import OptimizerConfig
 from posttrain.libraries.cpu_kernels.load import kernels_for
+from posttrain.models.chunks import shapes_of
 from posttrain.models.matrices import hidden_matrices
 
 
@@ -32,6 +33,10 @@ class Shards(Protocol):
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return the part of a whole tensor that belongs here, placed as ``like`` is."""
+        ...
+
+    def read(self, saved: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+        """Return the part of a saved tensor that belongs here; other parts need not be read."""
         ...
 
 
@@ -153,7 +158,7 @@ class MasterWeights:
         """Set the masters to these values, whole and by name, and publish them."""
         self._unset, self._stored = False, {}
         for name, master in self._trained.items():
-            master.copy_(sharding.part(tensors[name].to(master.dtype), like=master))
+            master.copy_(sharding.read(tensors, name, like=master))
         self.publish()
 
     def whole(self, sharding: Shards) -> Iterator[tuple[str, Tensor]]:
@@ -186,11 +191,13 @@ class MasterWeights:
     ) -> None:
         """Load the output of ``averages``; with an empty one the averages start from zero."""
         optimizer.state.clear()
-        for kind_and_name, value in saved.items():
+        for kind_and_name, shape in shapes_of(saved).items():
             kind, name = kind_and_name.split(":", 1)
             master = self._trained[name]
-            here = sharding.part(value, like=master) if value.dim() else value.to(master.device)
-            optimizer.state[master][kind] = here
+            if shape:
+                optimizer.state[master][kind] = sharding.read(saved, kind_and_name, like=master)
+            else:
+                optimizer.state[master][kind] = saved[kind_and_name].to(master.device)
         if offload:
             move_state(optimizer, lambda parameter: torch.device("cpu"))
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.errors import ModelError, Problem
 from posttrain.models.chunks import ChunkedTensors, write_chunks
+from posttrain.run.durable import note_hashes
 
 WHOLE = "reference.safetensors"  # beside the policy's weights in a checkpoint
 CHUNKS = "reference"
@@ -76,7 +77,7 @@ class MovingReference:
         rank = self._sharding.rank
         if sharded:
             chunks = self._sharding.chunks(self._exact)
-            return lambda folder: write_chunks(folder / CHUNKS, rank, chunks)
+            return lambda folder: note_hashes(write_chunks(folder / CHUNKS, rank, chunks))
         gathered = {name: tensor for name, tensor in self._whole() if rank == 0}
 
         def write(folder: Path) -> None:
@@ -96,8 +97,8 @@ class MovingReference:
         if (folder / CHUNKS).is_dir():
             saved = ChunkedTensors(folder / CHUNKS)
         elif (folder / WHOLE).is_file():
-            saved = load_file(folder / WHOLE)
+            saved = ChunkedTensors(folder / WHOLE)
         for name in saved:
-            self._put(name, self._sharding.part(saved[name], like=self._parameters[name]))
+            self._put(name, self._sharding.read(saved, name, like=self._parameters[name]))
         if saved:
             self._sharding.weights_changed(self._model)

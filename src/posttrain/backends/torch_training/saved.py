@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,6 +14,7 @@ from posttrain.errors import ModelError, Problem
 from posttrain.models import lora
 from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, Chunk, ChunkedTensors, write_chunks
 from posttrain.models.saving import save_config
+from posttrain.run.durable import note_hashes
 
 OPTIMIZER = "optimizer.safetensors"
 COUNTERS = "engine.json"
@@ -30,8 +30,8 @@ def chunk_writer(
     """Return the function that writes the chunks of process ``rank`` into a folder; the first also writes the configuration."""
 
     def write(folder: Path) -> None:
-        write_chunks(folder / WEIGHT_CHUNKS, rank, weights)
-        write_chunks(folder / OPTIMIZER_CHUNKS, rank, averages)
+        note_hashes(write_chunks(folder / WEIGHT_CHUNKS, rank, weights))
+        note_hashes(write_chunks(folder / OPTIMIZER_CHUNKS, rank, averages))
         if rank == 0:
             save_config(shell, folder)
             beside(folder)
@@ -72,7 +72,7 @@ def saved_averages(folder: Path) -> Mapping[str, Tensor]:
         return ChunkedTensors(folder / OPTIMIZER_CHUNKS)
     if (folder / WEIGHT_CHUNKS).is_dir():
         return {}  # saved before the first update
-    return load_file(folder / OPTIMIZER)
+    return ChunkedTensors(folder / OPTIMIZER)
 
 
 def of_another_model(folder: Path, model: PreTrainedModel, path_field: str) -> ModelError:

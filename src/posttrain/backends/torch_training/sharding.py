@@ -126,6 +126,10 @@ class Sharding:
         """Return the shard of a whole tensor that belongs to this process, placed as ``like``."""
         return tensor.to(like.device)
 
+    def read(self, saved: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+        """Return ``part`` of a saved tensor. Of files only what belongs to this process is read, where that can be."""
+        return self.part(saved[name], like=like)
+
     def assign(self, parameter: Tensor, value: Tensor) -> None:
         """Set a parameter of a frozen model to a value that ``part`` gave."""
         parameter.copy_(value)

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
+from posttrain.models.chunks import ChunkedTensors
 from posttrain.models.loading import load_causal_lm
 from posttrain.plan.engines.fsdp import FsdpSettings
 
@@ -57,5 +60,27 @@ def test_a_dry_run_as_one_of_512(tiny_qwen: Path) -> None:
             assert len(weight.to_local()) == min(part, max(0, weights[name][0] - 3 * part))
         parts, loads = [[number] for number in range(256)], [1] * 256
         assert len(sharding.deal(parts, loads)) == 2  # 256 micro-batches over 512 / 4 copies
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])  # 17 rows over 5 processes: 4, 4, 4, 4, 1
+def test_a_process_reads_its_own_part_of_saved_tensors_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    wanted = {"matrix": torch.arange(51.0).view(17, 3), "row": torch.arange(2.0)}
+    save_file(wanted, tmp_path / "whole.safetensors")
+    saved = ChunkedTensors(tmp_path / "whole.safetensors")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=5)
+    try:
+        sharding = FsdpSharding("cpu", param_dtype=torch.float32)
+        model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros_like(wanted[name])) for name in wanted})
+        fully_shard(model, mesh=sharding.mesh)
+        expected = {name: sharding.part(wanted[name], like=weight) for name, weight in model.items()}
+        monkeypatch.setattr(ChunkedTensors, "__getitem__", lambda *_: pytest.fail("a whole tensor was read"))
+        for name, weight in model.items():
+            found = sharding.read(saved, name, like=weight)
+            assert isinstance(found, DTensor) and found.shape == weight.shape and found.stride() == weight.stride()
+            assert torch.equal(found.to_local(), expected[name].to_local())
     finally:
         dist.destroy_process_group()

@@ -25,11 +25,12 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.fsdp.units import units
-from posttrain.models.chunks import Chunk
+from posttrain.models.chunks import Chunk, ChunkedTensors
 from posttrain.plan.engines.fsdp import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
@@ -116,6 +117,15 @@ class FsdpSharding(RanksSharding):
         # Every process has the whole tensor, so nothing is sent.
         here = tensor.to(like.to_local().device)
         return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
+
+    def read(self, saved: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+        if not (isinstance(saved, ChunkedTensors) and isinstance(like, DTensor)):
+            return super().read(saved, name, like)
+        size, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+        here = saved.part(name, offsets, size).to(like.to_local().device)
+        return DTensor.from_local(
+            here, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
 
     def weights_changed(self, model: PreTrainedModel) -> None:
         """Free the gathered weights: after a forward pass the outermost unit keeps its own for a backward pass, which a frozen
