@@ -71,28 +71,26 @@ def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Path]
 class ChunkedTensors(Mapping[str, Tensor]):
     """The whole tensors by name, sorted; each is assembled on access, and ``part`` reads a part of one.
 
-    Args: ``source`` is a folder of chunks, or a safetensors file of whole tensors.
+    Args: ``folder`` holds chunks; or, in the files ``whole`` of it, whole tensors.
     Raises: ModelError when it cannot be read, or chunks of a tensor are missing.
     """
 
-    def __init__(self, source: Path):
+    def __init__(self, folder: Path, *, whole: Sequence[Path] = ()):
         self._chunks: dict[str, list[_Place]] = defaultdict(list)
-        in_folder = source.is_dir()
-        path = source
         try:
-            for path in sorted(source.glob("*.safetensors")) if in_folder else [source]:
+            for path in whole or sorted(folder.glob("*.safetensors")):
                 file = safe_open(path, framework="pt")
-                offsets = json.loads(file.metadata()[_HEADER]) if in_folder else {}
+                offsets = {} if whole else json.loads(file.metadata()[_HEADER])
                 for name in file.keys():  # noqa: SIM118  # no mapping
                     size = tuple(file.get_slice(name).get_shape())
-                    first = tuple(offsets[name][_OFFSETS]) if in_folder else (0,) * len(size)
+                    first = (0,) * len(size) if whole else tuple(offsets[name][_OFFSETS])
                     self._chunks[name].append(_Place(file, first, size))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise ModelError(Problem(f"{path} cannot be read: {error}", fix="use another checkpoint")) from error
         self.shapes = {name: _shape(self._chunks[name]) for name in sorted(self._chunks)}
         for name, shape in self.shapes.items():
             if sum(math.prod(each.size) for each in self._chunks[name]) != math.prod(shape):
-                what = f"{source} does not hold all of {name}"
+                what = f"{folder} does not hold all of {name}"
                 raise ModelError(Problem(what, fix="copy the files of all processes there, or use another checkpoint"))
 
     def __getitem__(self, name: str) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from posttrain.models.lora import is_adapted, merged_weights
 
@@ -40,6 +41,12 @@ def hugging_face_weights(
     if dtype is not None:
         state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     yield from revert_weight_conversion(model, state).items()
+
+
+def is_stored_as_it_is(model: PreTrainedModel) -> bool:
+    """Return True where files of the model hold its parameters themselves, under their own or other names; False where
+    transformers fuses or splits them."""
+    return not any(isinstance(each, WeightConverter) for each in get_model_conversion_mapping(model))
 
 
 def _whole_state(model: PreTrainedModel, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:

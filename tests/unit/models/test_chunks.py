@@ -56,7 +56,7 @@ def test_any_part_of_a_tensor_is_read(
     written: Path, wanted: dict[str, Tensor], tmp_path: Path, in_one_file: bool
 ) -> None:
     save_file(wanted, tmp_path / "whole.safetensors")
-    saved = ChunkedTensors(tmp_path / "whole.safetensors" if in_one_file else written)
+    saved = ChunkedTensors(written, whole=[tmp_path / "whole.safetensors"] if in_one_file else [])
     assert saved.shapes == shapes_of(wanted)
     for name in ("columns", "rows", "twice"):
         rows, columns = wanted[name].shape

@@ -97,7 +97,7 @@ class MovingReference:
         if (folder / CHUNKS).is_dir():
             saved = ChunkedTensors(folder / CHUNKS)
         elif (folder / WHOLE).is_file():
-            saved = ChunkedTensors(folder / WHOLE)
+            saved = ChunkedTensors(folder, whole=[folder / WHOLE])
         for name in saved:
             self._put(name, self._sharding.read(saved, name, like=self._parameters[name]))
         if saved:

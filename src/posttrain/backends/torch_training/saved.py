@@ -13,11 +13,13 @@ from transformers import PreTrainedModel
 from posttrain.errors import ModelError, Problem
 from posttrain.models import lora
 from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, Chunk, ChunkedTensors, write_chunks
+from posttrain.models.hugging_face_weights import is_stored_as_it_is
 from posttrain.models.saving import save_config
 from posttrain.run.durable import note_hashes
 
 OPTIMIZER = "optimizer.safetensors"
 COUNTERS = "engine.json"
+WEIGHT_FILES = "model*.safetensors"  # transformers': one, or model-00001-of-0000N
 
 
 def chunk_writer(
@@ -50,13 +52,16 @@ def saved_weights(
     check_kind(folder, adapted=adapted, path_field=path_field)
     if adapted:
         return lora.adapter_tensors(folder, field=path_field)
-    if (folder / WEIGHT_CHUNKS).is_dir():
-        saved = ChunkedTensors(folder / WEIGHT_CHUNKS)
+    in_chunks = (folder / WEIGHT_CHUNKS).is_dir()
+    files = sorted(folder.glob(WEIGHT_FILES)) if is_stored_as_it_is(model) else []
+    if in_chunks or files:
+        saved = ChunkedTensors(folder / WEIGHT_CHUNKS) if in_chunks else ChunkedTensors(folder, whole=files)
         names = {name for name, _ in model.named_parameters()}
         if names <= saved.keys() and saved.keys() - names <= model.state_dict().keys():
             return saved
-        raise of_another_model(folder, model, path_field)
-    # transformers maps the names: its files of a mixture of experts differ from the layout in memory.
+        if in_chunks:
+            raise of_another_model(folder, model, path_field)
+    # transformers maps what differs from the layout in memory, such as a mixture of experts.
     loaded: Any = model_class.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
     )
@@ -72,7 +77,7 @@ def saved_averages(folder: Path) -> Mapping[str, Tensor]:
         return ChunkedTensors(folder / OPTIMIZER_CHUNKS)
     if (folder / WEIGHT_CHUNKS).is_dir():
         return {}  # saved before the first update
-    return ChunkedTensors(folder / OPTIMIZER)
+    return ChunkedTensors(folder, whole=[folder / OPTIMIZER])
 
 
 def of_another_model(folder: Path, model: PreTrainedModel, path_field: str) -> ModelError:

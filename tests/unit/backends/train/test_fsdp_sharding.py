@@ -70,7 +70,7 @@ def test_a_process_reads_its_own_part_of_saved_tensors_alone(
 ) -> None:
     wanted = {"matrix": torch.arange(51.0).view(17, 3), "row": torch.arange(2.0)}
     save_file(wanted, tmp_path / "whole.safetensors")
-    saved = ChunkedTensors(tmp_path / "whole.safetensors")
+    saved = ChunkedTensors(tmp_path, whole=[tmp_path / "whole.safetensors"])
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=5)
     try:
         sharding = FsdpSharding("cpu", param_dtype=torch.float32)

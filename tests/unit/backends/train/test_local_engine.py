@@ -522,6 +522,23 @@ def test_checkpoint_of_another_model_is_refused(tmp_path: Path, change: str) -> 
     assert unequal(weights_of(engine), before) == []
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])  # with one table of embeddings and with two
+def test_saved_weights_are_read_without_a_second_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Any
+) -> None:
+    path = write_tiny_model(tmp_path / "model", family)
+    engine, other = make_engine(path), make_engine(path)
+    train_once(engine)
+    (tmp_path / "saved").mkdir()
+    engine.save(tmp_path / "saved")
+    monkeypatch.setattr(other._model_class, "from_pretrained", lambda *_, **__: pytest.fail("a second model was built"))
+    other.load(tmp_path / "saved")
+    assert unequal(weights_of(engine), weights_of(other)) == []
+    train_once(engine)
+    train_once(other)
+    assert unequal(weights_of(engine), weights_of(other)) == []
+
+
 def test_mixture_of_experts_can_be_resumed(tmp_path: Path) -> None:
     """transformers keeps experts fused in memory and apart on disk."""
     config = AutoConfig.for_model(
