@@ -34,4 +34,26 @@ struct Form<bfloat16> {
 };
 #endif
 
+// Numbers of bfloat16 whose pairs are multiplied in float32: the second numbers first, as processors that multiply pairs do, so that
+// the sums are those of Form<bfloat16> to the bit.
+struct widened : bfloat16 {};
+
+template <>
+struct Form<widened> {
+    typedef float Factor;
+    typedef Words Column;
+    static constexpr int STEP = 2;
+
+    static Words column(const bfloat16 *from) {
+        Words pairs;
+        std::memcpy(&pairs, from, sizeof pairs);
+        return pairs;
+    }
+
+    static Lanes add(Lanes sum, const float *row, Words column) {
+        sum += row[1] * (Lanes)(column & 0xffff0000);
+        return sum + row[0] * (Lanes)(column << 16);
+    }
+};
+
 }  // namespace

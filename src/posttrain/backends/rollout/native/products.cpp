@@ -24,11 +24,36 @@ constexpr int64_t SHORT_TILE = 1 << 13;    // bytes, for up to three groups of r
 constexpr int64_t LONG_TILE = 3 << 13;     // bytes; sums are loaded and stored less often
 constexpr int64_t LINE = 64;               // bytes of memory that are fetched at a time
 constexpr int64_t MANY_WEIGHTS = 1 << 17;  // times rows, from where another thread is worth waking
+constexpr int64_t FEW = 1;                 // rows that are multiplied in pairs as fast as in float32, or faster
+
+// Rows of bfloat16 that are multiplied as float32, a number at a time.
+struct single : bfloat16 {};
+
+template <class T>
+constexpr bool WIDENS = std::is_same<T, widened>::value;
+
+#if defined(PAIRS) && defined(SLOW_PAIRS)
+#define FEW_IN_PAIRS  // but more in float32
+#endif
+
+// While it lives, numbers below float32's normal ones are 0, as they are where the processor multiplies pairs.
+template <class T>
+struct Flushing {
+#ifdef FEW_IN_PAIRS
+    const unsigned before = _mm_getcsr();
+    Flushing() {
+        if (WIDENS<T>) _mm_setcsr(before | 0x8040);
+    }
+    ~Flushing() {
+        if (WIDENS<T>) _mm_setcsr(before);
+    }
+#endif
+};
 
 // Weights that are packed as they are multiplied. Of packed weights, columns() reads STEP numbers of the depth of every column.
 template <class T>
 struct Whole {
-    typedef typename Form<T>::Factor Weight, Packed;
+    typedef typename std::conditional<WIDENS<T>, bfloat16, typename Form<T>::Factor>::type Weight, Packed;
     static constexpr int MOST = TALL;    // rows whose sums are in registers beside what columns() needs
     static constexpr int DIRECT = BAND;  // rows for which columns() is called again for every MOST of them
     static constexpr bool SCALED = false;
@@ -51,34 +76,6 @@ struct Whole {
     void columns(const Packed *from, typename Form<T>::Column (&found)[WIDE]) const {
         ALL_AT_ONCE
         for (int block = 0; block < WIDE; block++) found[block] = Form<T>::column(from + block * Form<T>::STEP * LANES);
-    }
-};
-
-// Rows of bfloat16 that are multiplied as float32, not in pairs.
-struct widened : bfloat16 {};
-
-// Weights of bfloat16 for them. They become numbers in registers or in a buffer, as those of eight bits do.
-template <class T>
-struct Narrow {
-    typedef bfloat16 Weight, Packed;
-    static constexpr int MOST = TALL, DIRECT = 2 * MOST;
-    static constexpr bool SCALED = false;
-
-    // Two columns that are LANES apart become the lower and the upper half of a float32.
-    static void pack(const bfloat16 *weights, int64_t depth, int64_t columns, int64_t k, bfloat16 *to) {
-        for (int64_t column = 0; column < PANEL; column++) {
-            int64_t place = column / (2 * LANES) * 2 * LANES + column % LANES * 2 + column / LANES % 2;
-            to[place] = column < columns ? weights[column * depth + k] : bfloat16{};
-        }
-    }
-
-    void columns(const bfloat16 *from, Lanes (&found)[WIDE]) const {
-        ALL_AT_ONCE
-        for (int block = 0; block < WIDE; block += 2) {
-            Words both;
-            std::memcpy(&both, from + block * LANES, sizeof both);
-            found[block] = (Lanes)(both << 16), found[block + 1] = (Lanes)(both & 0xffff0000);
-        }
     }
 };
 
@@ -155,6 +152,16 @@ struct Eighths<bfloat16> {
         }
     }
 };
+
+template <>
+struct Eighths<widened> : Eighths<bfloat16> {
+    void columns(const int8_t *from, Words (&found)[WIDE]) const {
+        __m512i pairs[WIDE];
+        Eighths<bfloat16>::columns(from, pairs);
+        ALL_AT_ONCE
+        for (int block = 0; block < WIDE; block++) found[block] = (Words)pairs[block];
+    }
+};
 #endif
 
 // A part of the depth that some rows are multiplied over.
@@ -227,13 +234,14 @@ void multiply_groups(int64_t rows, Part<T, W> part, float *sums, const W &weight
 template <class T, class W>
 void sums_of_panel(
     const typename Form<T>::Factor *rows, int64_t count, int64_t width, const typename W::Packed *panel, float *sums) {
-    typedef typename Form<T>::Factor Factor;
+    typedef typename Whole<T>::Packed Number;
     constexpr int STEP = Form<T>::STEP;
     constexpr int64_t STEP_LINES = PANEL * STEP * sizeof(typename W::Packed) / LINE;
     const W weights;
-    int64_t bytes = count <= 3 * TALL ? SHORT_TILE : LONG_TILE, tile = bytes / int64_t(PANEL * sizeof(Factor));
+    const Flushing<T> flushing;
+    int64_t bytes = count <= 3 * TALL ? SHORT_TILE : LONG_TILE, tile = bytes / int64_t(PANEL * sizeof(Number));
     if (count <= W::MOST) tile = width;
-    alignas(64) Factor numbers[W::DIRECT < BAND ? LONG_TILE / sizeof(Factor) : 1];
+    alignas(64) Number numbers[W::DIRECT < BAND ? LONG_TILE / sizeof(Number) : 1];
     for (int64_t k = 0; k < width; k += tile) {
         int64_t depth = std::min(tile, width - k);
         const auto *from = panel + k * PANEL;
@@ -247,8 +255,7 @@ void sums_of_panel(
             weights.columns(from + at * PANEL, found);
             std::memcpy((void *)(numbers + at * PANEL), found, sizeof found);
         }
-        multiply_groups<T, Whole<T>>(
-            count, {rows + k, width, depth, (const typename Whole<T>::Packed *)numbers, k == 0, next}, sums, {}, STEP_LINES);
+        multiply_groups<T, Whole<T>>(count, {rows + k, width, depth, numbers, k == 0, next}, sums, {}, STEP_LINES);
     }
 }
 
@@ -269,9 +276,9 @@ const typename Form<T>::Factor *factors(
         } else {
             int64_t k = 0;
             for (; k + LANES <= depth; k += LANES) store(load(from + k), to + k);
-            if (k == depth) continue;
+            if (k == width) continue;
             Lanes last = load_part(from + k, depth - k);
-            std::memcpy((void *)(to + k), &last, (depth - k) * sizeof(Factor));
+            std::memcpy((void *)(to + k), &last, (width - k) * sizeof(Factor));
         }
     }
     return kept.data();
@@ -337,23 +344,35 @@ void pack(const typename W::Weight *weights, int64_t depth, int64_t columns, typ
 
 extern "C" int64_t panel_columns() { return PANEL; }
 
-#define PRODUCT_FUNCTIONS(TYPE, WEIGHTS, NAME)                                                                              \
-    extern "C" void pack_##NAME(                                                                                            \
-        const WEIGHTS<TYPE>::Weight *weights, int64_t depth, int64_t columns, WEIGHTS<TYPE>::Packed *packed, int threads) { \
-        pack<TYPE, WEIGHTS<TYPE>>(weights, depth, columns, packed, threads);                                                \
-    }                                                                                                                       \
-    extern "C" void product_##NAME(const Product *all, int64_t rows, int threads) {                                         \
-        product<TYPE, WEIGHTS<TYPE>>(*all, rows, threads);                                                                  \
+// Rows of numbers T; up to FEW of them as OF_FEW, with the same results to the bit.
+#define PRODUCT_FUNCTIONS(T, OF_FEW, WEIGHTS, NAME)                                                                   \
+    extern "C" void pack_##NAME(                                                                                      \
+        const WEIGHTS<T>::Weight *weights, int64_t depth, int64_t columns, WEIGHTS<T>::Packed *packed, int threads) { \
+        pack<T, WEIGHTS<T>>(weights, depth, columns, packed, threads);                                                \
+    }                                                                                                                 \
+    extern "C" void product_##NAME(const Product *all, int64_t rows, int threads) {                                   \
+        if (rows <= FEW)                                                                                              \
+            product<OF_FEW, WEIGHTS<OF_FEW>>(*all, rows, threads);                                                    \
+        else                                                                                                          \
+            product<T, WEIGHTS<T>>(*all, rows, threads);                                                              \
     }
 
 // Without AVX-512 the sums would not be in registers, and everything would take many times as long.
 #ifdef __AVX512F__
-PRODUCT_FUNCTIONS(float, Eighths, int8_float32)
-PRODUCT_FUNCTIONS(bfloat16, Eighths, int8_bfloat16)
-PRODUCT_FUNCTIONS(float, Whole, whole_float32)
-#if defined(PAIRS) && !defined(SLOW_PAIRS)
-PRODUCT_FUNCTIONS(bfloat16, Whole, whole_bfloat16)
+#ifndef PAIRS
+typedef widened many, few;
+#elif defined(SLOW_PAIRS)
+typedef widened many;
+typedef bfloat16 few;
 #else
-PRODUCT_FUNCTIONS(widened, Narrow, whole_bfloat16)
+typedef bfloat16 many, few;
+#endif
+PRODUCT_FUNCTIONS(float, float, Whole, whole_float32)
+PRODUCT_FUNCTIONS(many, few, Whole, whole_bfloat16)
+PRODUCT_FUNCTIONS(float, float, Eighths, int8_float32)
+#ifdef TABLES
+PRODUCT_FUNCTIONS(many, few, Eighths, int8_bfloat16)
+#else
+PRODUCT_FUNCTIONS(single, single, Eighths, int8_bfloat16)
 #endif
 #endif

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from posttrain.backends.rollout.native import packed_products, products
+from posttrain.backends.rollout.native.int8 import int8_products
 from posttrain.backends.rollout.native.packed_products import TOLERANCE, ProductKernels, load_product_kernels
 from posttrain.backends.rollout.native.products import copies_weights, product_kernels, stacked_product
 
@@ -55,6 +56,21 @@ def test_whole_numbers_by_hand() -> None:
         torch.tensor([[1, -1, 2], [1, 2, 3]]).bfloat16(), torch.tensor([0.5, -1.0]).bfloat16()
     )
     assert multiply(torch.tensor([[1, 2, 3]]).bfloat16()).tolist() == [[5.5, 13.0]]
+
+
+@pytest.mark.parametrize("size", [2.0**-64, 2.0**-60, 2.0**60, 2.0**63])
+def test_a_row_alone_has_the_same_bits_as_among_others_near_the_ends_of_float32(size: float) -> None:
+    """Sums below the least normal number, 2^-126, and near the largest, 2^128."""
+    weight, x = (size * torch.randn(70, 301)).bfloat16(), (size * torch.randn(13, 301)).bfloat16()
+    for multiply in (compiled().product(weight), int8(weight)):
+        together = multiply(x)
+        assert together.any() and torch.equal(torch.cat([multiply(row[None]) for row in x]), together)
+
+
+def int8(weight: torch.Tensor) -> packed_products.Product:
+    make, why = int8_products(torch.bfloat16, torch.device("cpu"))
+    assert why == ""
+    return make([weight], [None])
 
 
 def test_weights_and_rows_may_lie_apart_and_are_copied() -> None:
