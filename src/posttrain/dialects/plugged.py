@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
 from posttrain.dialects.ledger import Key, Ledger, leaves
+from posttrain.dialects.own_episodes import keys_read
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import nested, value_at
 from posttrain.dialects.words import OUR_SECTION
@@ -109,7 +110,7 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
 
 def read_by_own(keys: Reader) -> set[str]:
     """Keys of the user's own that an estimator, a loss or a program of the user's own reads."""
-    found: set[str] = _read_by_program(keys) | _read_by_manager(keys)
+    found: set[str] = _read_by_program(keys) | _read_by_manager(keys) | keys_read(keys)
     for key, (field, section) in _SECTIONS.items():
         name = value_at(keys.values, key)
         registry = _REGISTRIES[field]

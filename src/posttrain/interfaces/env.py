@@ -74,6 +74,7 @@ class EnvStep:
     tools: Sequence[Tool] | None = None  # with ``conversation``: the tools offered from now on; None: unchanged
     max_response_tokens: int | None = None  # limit of the next turn, when below the run's
     saved: Any = None  # as EnvStart.saved
+    keeps: int | None = None  # with done, of an AskingEnv: how many tokens of the last answer count; None: all
 
 
 class Env(Protocol):
@@ -136,6 +137,8 @@ class EnvAsk:
     messages: Sequence[Message]  # of a new conversation, all; else those that follow its last answer
     # In place of messages: a text or token ids that no template renders; of a known conversation, what follows its last answer
     prompt: str | tuple[int, ...] | None = None
+    # With ``prompt``, of a known conversation: how many tokens of its last answer stay before it; None: all
+    keeps: int | None = None
     tools: Sequence[Tool] = ()  # of a new conversation
     max_response_tokens: int | None = None  # limit of the turn, when below the run's
     # False: a conversation of another player, whom the policy plays, too; none of its tokens is trained or measured.

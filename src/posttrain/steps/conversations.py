@@ -76,6 +76,8 @@ class Conversations:
         self.env_stop = event.stop
         self.metrics |= event.metrics
         if (trained := self._trained()) and (turns := trained[-1].turns):
+            if event.keeps is not None:
+                trained[-1].cut_to(event.keeps)
             turns[-1] = replace(turns[-1], reward=event.reward)
         return Taken(over=True, withdrawn=withdrawn)
 
@@ -162,7 +164,7 @@ class Conversations:
         raw, most = asked.prompt, asked.max_response_tokens
         if not first:
             if raw is not None:
-                return line.followed_raw(raw, most)
+                return line.followed_raw(raw, most, asked.keeps)
             return line.answered(EnvStep(messages=asked.messages, max_response_tokens=most))
         try:
             if raw is not None:

@@ -85,11 +85,16 @@ class Episode:
         self.prompt_ids = self.writer.raw_ids(prompt, begins=True)
         return self._first(max_response_tokens)
 
-    def followed_raw(self, rest: str | tuple[int, ...], max_response_tokens: int | None) -> Request | None:
-        """Take in what follows a turn, as text or tokens. Returns the next turn; None when there is no room for it.
+    def followed_raw(
+        self, rest: str | tuple[int, ...], max_response_tokens: int | None, keeps: int | None = None
+    ) -> Request | None:
+        """Take in what follows a turn, as text or tokens; ``keeps``: as ``EnvAsk.keeps``. Returns the next turn; None when there
+        is no room for it.
 
         Raises: DataError for what is no token.
         """
+        if keeps is not None:
+            self.cut_to(keeps)
         following = self.writer.raw_ids(rest, begins=False)
         self.turns[-1] = replace(self.turns[-1], observation=self.writer.text_of(following))
         self._observe(following)
@@ -180,10 +185,20 @@ class Episode:
             self._may_change("the environment took less of the action than its first token")
             self._new_sample(self.writer.begin(self.messages, self.tools))
             return
-        self.sealed = turn.start + following.kept
-        self.turns[-1] = replace(self.turns[-1], end=self.sealed)
-        del self.ids[self.sealed :], self.logprobs[self.sealed :], self.mask[self.sealed :]
+        self._keep(following.kept)
         self._observe(following.token_ids)
+
+    def cut_to(self, count: int) -> None:
+        """Drop the tokens of the last turn behind its first ``count``: its environment took no more of it."""
+        self._keep(count)
+        turn = self.turns[-1]
+        self.turns[-1] = replace(turn, text=self.writer.text_of(self.ids[turn.start : turn.end]))
+
+    def _keep(self, count: int) -> None:
+        turn = self.turns[-1]
+        self.sealed = min(turn.start + count, turn.end)
+        self.turns[-1] = replace(turn, end=self.sealed)
+        del self.ids[self.sealed :], self.logprobs[self.sealed :], self.mask[self.sealed :]
 
     def _observe(self, token_ids: Sequence[int]) -> None:
         """Write tokens that the policy has not sampled behind its turn."""

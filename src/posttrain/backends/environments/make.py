@@ -211,10 +211,6 @@ def _named(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def plain_spec(spec: EnvSpec) -> dict[str, Any]:
-    return asdict(spec)
-
-
 def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
     sampling = plain["sampling"]
     if sampling is not None:
@@ -266,6 +262,7 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
             tools=None if values.get("tools") is None else _messages(values, "tools", EnvStep, role=False),
             max_response_tokens=_count(values, "max_response_tokens"),
             saved=values.get("saved"),
+            keeps=_count(values, "keeps"),
         )
     except BadAnswer as error:
         return EnvFailed(INVALID, f"step: {error}")
@@ -307,6 +304,7 @@ def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
             max_response_tokens=_count(ask, "max_response_tokens"),
             trained=ask.get("trained") is not False,
             prompt=_raw_prompt(ask.get("prompt")),
+            keeps=_count(ask, "keeps"),
             options=_options(ask.get("options") or {}),
             saved=ask.get("saved"),
         )

@@ -18,7 +18,6 @@ from posttrain.backends.environments.make import (
     TIMEOUT,
     closed_of,
     event_of,
-    plain_spec,
     scored_of,
     start_of,
     step_of,
@@ -123,12 +122,12 @@ class ProcessHost:
         return failures
 
     def start(self, episode: str, spec: EnvSpec, seed: int, saved: Any = None) -> None:
-        command = {"do": "start", "spec": plain_spec(spec), "seed": seed, "saved": saved}
+        command = {"do": "start", "spec": asdict(spec), "seed": seed, "saved": saved}
         self._queue.append((episode, command, self._timeout_s + LOAD_S))
         self._fill()
 
     def task(self, episode: str, spec: EnvSpec, seed: int) -> None:
-        command = {"do": "task", "spec": plain_spec(spec), "seed": seed}
+        command = {"do": "task", "spec": asdict(spec), "seed": seed}
         self._queue.append((episode, command, self._timeout_s + LOAD_S))
         self._fill()
 
@@ -138,7 +137,7 @@ class ProcessHost:
         if (worker := self._by_episode.get(episode)) is not None:
             self._send(worker, command, timeout_s)
             return
-        self._queue.append((episode, {**command, "spec": plain_spec(spec), "seed": seed}, timeout_s + LOAD_S))
+        self._queue.append((episode, {**command, "spec": asdict(spec), "seed": seed}, timeout_s + LOAD_S))
         self._fill()
 
     def step(self, episode: str, action: str, cut: bool = False) -> None:

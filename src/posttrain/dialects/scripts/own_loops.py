@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.dialects.scripts.own_sources import file_of, imports_of, parsed
+from posttrain.checkout_files import file_of, parsed
+from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
 from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
+from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import Problem
+from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
 
 INSTEAD = (
     "give its keys to verl's own loop: posttrain plan --dialect verl KEY=VALUE ...; or write an environment of your own"
@@ -48,6 +51,7 @@ class OwnLoop:
     name: str  # CLASS.fit
     title: str  # with its place: CLASS.fit (line N of FILE)
     calls: Mapping[str, int]  # names of calls that verl's loop does not make -> line
+    file: Path
     samples: str = ""  # the call that the sampler's workers are passed to
     scores: bool = True  # rewards are computed in the loop
 
@@ -76,8 +80,9 @@ def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
     """Compare the loop of a checkout with verl's own, for a program that is called like one of verl's.
 
     Args: ``roots`` are the folders that the program may stand below.
-    Returns: the trainer, refused where its sampler plays episodes of its own or another package's loop makes further calls; with
-        something to confirm where a fork's loop does, under verl's name.
+    Returns: the trainer, with the overrides of an environment where its sampler plays episodes of its own that can be played here;
+        refused where they cannot, or another package's loop makes further calls; with something to confirm where a fork's
+        loop does, under verl's name.
     """
     if recipe_of(trainer.written) is not None:
         return trainer
@@ -87,10 +92,14 @@ def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
     if trainer.module != _TRAINER:
         return trainer
     asks = []
-    for loop in _loops(trainer.written, [*roots, *(root / "verl" for root in roots)]):
+    for root, loop in _loops(trainer.written, [*roots, *(root / "verl" for root in roots)]):
         if loop.samples:
-            why = f"{loop.title} passes the sampler to {loop.samples}, which plays episodes of its own"
-            return replace(trainer, refused=why)
+            try:
+                trainer, played = _played(trainer, loop, root)
+            except NotPlayable as error:
+                why = f"{loop.title} passes the sampler to {loop.samples}, which plays episodes of its own: {error}"
+                return replace(trainer, refused=why)
+            loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in played})
         if not loop.scores:
             why = f"{loop.title} computes no rewards: its own sampler plays the episodes and scores them"
             return replace(trainer, refused=why)
@@ -105,8 +114,25 @@ def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
     return replace(trainer, asks=tuple(asks))
 
 
-def _loops(module: str, roots: Sequence[Path]) -> Iterator[OwnLoop]:
-    """The loops of the trainers that a program builds, by its dotted name."""
+def _played(trainer: Trainer, loop: OwnLoop, root: Path) -> tuple[Trainer, frozenset[str]]:
+    """The trainer with the overrides that let the class of its loop play, and the calls of the loop that this accounts for.
+
+    Raises: NotPlayable.
+    """
+    owner, _, fit = loop.name.partition(".")
+    found = find_loop(loop.file, owner, fit, [root])
+    program = (root / Path(*trainer.written.split("."))).with_suffix(".py")
+    settings = {"trainer": f"{loop.file}:{loop.name}", "folder": root, "program": program}
+    if find_reward(program, [root]) is None:
+        del settings["program"]
+    adds = [f"+{OUR_SECTION}.environment.name=verl_loop"]
+    adds += [f"+{OUR_SECTION}.environment.settings.{name}='{value}'" for name, value in settings.items()]
+    note = f"{found.title} plays the episodes, in a process of its own"
+    return replace(trainer, adds=(*trainer.adds, *adds), notes=(*trainer.notes, note)), found.accounted
+
+
+def _loops(module: str, roots: Sequence[Path]) -> Iterator[tuple[Path, OwnLoop]]:
+    """The loops of the trainers that a program builds, by its dotted name, each with the folder that it is imported from."""
     path = Path(*module.split(".")).with_suffix(".py")
     root = next((root for root in roots if (root / path).is_file()), None)
     source = parsed(root / path) if root is not None else None
@@ -118,7 +144,7 @@ def _loops(module: str, roots: Sequence[Path]) -> Iterator[OwnLoop]:
             continue
         file = file_of(given.module, root / path, [root, *roots])
         if file is not None and (loop := _loop(given.name, file)) is not None:
-            yield loop
+            yield root, loop
 
 
 def _loop(name: str, file: Path) -> OwnLoop | None:
@@ -140,6 +166,7 @@ def _loop(name: str, file: Path) -> OwnLoop | None:
                 name=f"{name}.{_LOOP}",
                 title=f"{name}.{_LOOP} (line {method.lineno} of {file})",
                 calls=own_calls(method, set(methods)),
+                file=file,
                 samples=_given_the_sampler(method),
                 scores=any(_SCORES.search(each) for each in names),
             )

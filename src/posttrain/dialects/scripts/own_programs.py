@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.checkout_files import file_of, parsed
 from posttrain.dialects.scripts import own_generators
 from posttrain.dialects.scripts.own_loops import listed, own_calls, with_loop
 from posttrain.dialects.scripts.own_options import given_options, options_of
-from posttrain.dialects.scripts.own_sources import file_of, imports_of, parsed
+from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, SKYRL_PARTS, Peer
 from posttrain.dialects.scripts.trainers import Trainer, keys_asked_by, trainer_of
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry

@@ -1,0 +1,128 @@
+"""Parts of a checkout's files, run without the rest: a class needs neither the cluster nor the trainer that its file imports.
+
+A file is run as far as a name needs it: the statements at its top level that define the name, and those whose names these use.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from posttrain.checkout_files import file_of, imported_names
+from posttrain.errors import ConfigError, Problem
+from posttrain.libraries.verl import modules as verl_modules
+from posttrain.user_files import last_line, parse_file, place_of
+from posttrain.verl_episodes import Site
+
+
+class Checkout:
+    """The modules of a checkout, below the folder that they are imported from."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._files: dict[Path, tuple[ast.Module, ModuleType, set[int]]] = {}
+        inner = folder / "verl"
+        verl_modules.provide(inner if (inner / "__init__.py").is_file() else None)
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+    def name(self, file: Path, name: str) -> Any:
+        """Return what a name stands for at the top of a file. Raises: KeyError without one; ConfigError, with the file's line."""
+        source, module, done = self._opened(file)
+        given = imported_names(source).get(name)
+        inner = file_of(given[0], file, [self.folder]) if given else None
+        if given and inner is not None and inner.is_relative_to(self.folder) and not given[0].startswith("verl.utils"):
+            return self.name(inner, given[1])
+        wanted = [place for place in _needed(source, name) if place not in done]
+        if not hasattr(module, name) and not wanted:
+            # Imported inside a function
+            if given is None:
+                raise KeyError(name)
+            return getattr(importlib.import_module(given[0]), given[1])
+        part = ast.Module(body=[source.body[place] for place in wanted], type_ignores=[])
+        try:
+            exec(compile(part, str(file), "exec"), vars(module))  # noqa: S102 - the user's own code, in its own process
+        except (Exception, SystemExit) as error:
+            what = f"{place_of(error, str(file))}: {name} cannot be loaded: {last_line(error)}"
+            missing = isinstance(error, ModuleNotFoundError) and error.name
+            raise ConfigError(Problem(what, fix=f"install {error.name}" if missing else "")) from error
+        done.update(wanted)
+        return getattr(module, name)
+
+    def _opened(self, file: Path) -> tuple[ast.Module, ModuleType, set[int]]:
+        if file not in self._files:
+            parts = file.relative_to(self.folder).with_suffix("").parts if file.is_relative_to(self.folder) else ()
+            module = ModuleType(".".join(parts) or file.stem)
+            module.__file__, module.__package__ = str(file), ".".join(parts[:-1])
+            # Dataclasses look their module up by its name
+            sys.modules.setdefault(module.__name__, module)
+            self._files[file] = (parse_file(str(file), file), module, set())
+        return self._files[file]
+
+
+class Values(Mapping[str, Any]):
+    """The names of a function, each evaluated when it is asked for: those given, those that the function assigns, those of its
+    file."""
+
+    def __init__(self, checkout: Checkout, site: Site, given: Mapping[str, Any]):
+        self._checkout, self._site = checkout, site
+        self._known = dict(given)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            if name in self._site.assigned:
+                self._known[name] = self.evaluated(self._site.assigned[name])
+            else:
+                self._known[name] = self._checkout.name(self._site.file, name)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def evaluated(self, value: ast.expr) -> Any:
+        """Evaluate an expression of the function. Raises: whatever its code raises."""
+        code = compile(ast.Expression(body=value), str(self._site.file), "eval")
+        return eval(code, {}, self)  # noqa: S307 - the user's own code, in its own process
+
+
+def _needed(source: ast.Module, name: str) -> list[int]:
+    """The places of the statements at the top of a file that a name needs, in their order."""
+    defined: dict[str, list[int]] = {}
+    for place, node in enumerate(source.body):
+        for each in _binds(node):
+            defined.setdefault(each, []).append(place)
+    wanted: set[int] = set()
+    left = [name]
+    while left:
+        for place in defined.get(left.pop(), ()):
+            if place not in wanted:
+                wanted.add(place)
+                left += [each.id for each in ast.walk(source.body[place]) if isinstance(each, ast.Name)]
+    first = [place for place, node in enumerate(source.body) if isinstance(node, ast.ImportFrom) and _always(node)]
+    return sorted(wanted.union(first)) if wanted else []
+
+
+def _always(node: ast.ImportFrom) -> bool:
+    return node.module == "__future__" or any(each.name == "*" for each in node.names)
+
+
+def _binds(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement at the top of a file defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+        return
+    for each in ast.walk(node):
+        if isinstance(each, ast.Import | ast.ImportFrom):
+            yield from ((one.asname or one.name).split(".")[0] for one in each.names)
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id
+        elif isinstance(each, ast.FunctionDef | ast.ClassDef):
+            yield each.name

@@ -1,0 +1,28 @@
+"""The environment verl_loop: the trainer's class and the class that plays must be there, and an episode must have what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import Problem
+from posttrain.registry import ENV_CHECKS
+from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
+
+
+@ENV_CHECKS.register("verl_loop")
+def verl_loop(settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    folder, program = Path(str(settings.get("folder"))).expanduser(), settings.get("program")
+    if not folder.is_dir():
+        yield Problem(f"there is no folder {folder}", fix="name the fork's checkout", field=f"{field}.folder")
+        return
+    file, _, method = str(settings.get("trainer")).rpartition(":")
+    owner, _, fit = method.partition(".")
+    try:
+        find_loop(Path(file).expanduser(), owner, fit, [folder])
+    except NotPlayable as error:
+        yield Problem(f"{settings.get('trainer')}: {error}", fix="write FILE:CLASS.METHOD", field=f"{field}.trainer")
+    if program is not None and find_reward(Path(str(program)).expanduser(), [folder]) is None:
+        what = f"{program} passes no reward_fn of the checkout to a trainer"
+        yield Problem(what, fix="leave it out: reward.terms score then", field=f"{field}.program")
