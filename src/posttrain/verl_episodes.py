@@ -54,6 +54,7 @@ class EpisodeLoop:
     site: Site
     stops: tuple[str, ...]  # texts behind which the class cuts a response
     copies: tuple[str, ...]  # keys of the configuration: how often the trainer repeats a prompt before the loop
+    guard: str  # the key without which the trainer plays no episodes; "" without one
     masking: str  # the key that leaves observations out of the loss; "" without one
     accounted: frozenset[str]  # calls of the trainer's loop that belong to the episodes
 
@@ -118,6 +119,7 @@ def find_loop(trainer: Path, name: str, fit: str, roots: Sequence[Path]) -> Epis
         site=site,
         stops=tuple(dict.fromkeys(_stops(definition))),
         copies=tuple(dict.fromkeys(_copies(method))),
+        guard=_guard(method, call),
         masking=next((key for key in _keys(ast.walk(method), "self.config.") if key.endswith(".state_masking")), ""),
         accounted=frozenset({_last(node.func) for node in reached if isinstance(node, ast.Call)} | own_masks),
     )
@@ -143,7 +145,7 @@ def find_reward(program: Path, roots: Sequence[Path]) -> EpisodeReward | None:
             file = file_of(module, program, roots) if module else program
             if file is None or _class(parsed(file), known_as) is None:
                 continue
-            reached = list(_reached([made], assigned, ""))
+            reached = list(_reached([made], assigned, TOKENIZER))
             return EpisodeReward(name=known_as, value=made, site=_site(program, reached, assigned, roots="config."))
     return None
 
@@ -171,17 +173,17 @@ def _assigned(method: ast.FunctionDef, *, before: int) -> dict[str, ast.expr]:
     """The names that a function assigns before a line, each with its last value."""
     found: dict[str, tuple[int, ast.expr]] = {}
     for node in ast.walk(method):
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and value is not None and node.lineno < before:
-            if target.id not in found or found[target.id][0] < node.lineno:
-                found[target.id] = (node.lineno, value)
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None or node.lineno >= before:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and (target.id not in found or found[target.id][0] < node.lineno):
+            found[target.id] = (node.lineno, node.value)
     return {name: value for name, (_, value) in found.items()}
 
 
-def _reached(values: Sequence[ast.expr], assigned: Mapping[str, ast.expr], batch: str) -> Iterator[ast.AST]:
-    """The nodes of expressions, and of those that the names in them were assigned."""
-    seen, left = {batch}, list(values)
+def _reached(values: Sequence[ast.expr], assigned: Mapping[str, ast.expr], given: str) -> Iterator[ast.AST]:
+    """The nodes of expressions, and of those that the names in them were assigned; ``given``: a name that has its value."""
+    seen, left = {given}, list(values)
     while left:
         for node in ast.walk(left.pop()):
             yield node
@@ -233,7 +235,7 @@ def _check_class(definition: ast.ClassDef, file: Path) -> None:
 
 def _top_modules(source: ast.Module | None) -> dict[str, str]:
     """The names that a file imports -> the package that each is from."""
-    found = {}
+    found: dict[str, str] = {}
     for node in ast.walk(source) if source is not None else ():
         if isinstance(node, ast.Import):
             found |= {(one.asname or one.name).split(".")[0]: one.name.split(".")[0] for one in node.names}
@@ -264,6 +266,20 @@ def _copies(method: ast.FunctionDef) -> Iterator[str]:
             for one in node.keywords:
                 if one.arg == "repeat_times":
                     yield from _keys(ast.walk(one.value), "self.config.")
+
+
+def _guard(method: ast.FunctionDef, call: ast.Call) -> str:
+    """The key that the trainer asks before it plays: ``if not self.config.KEY: ... else: PLAYS``."""
+    for node in ast.walk(method):
+        if not isinstance(node, ast.If):
+            continue
+        denied = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        test = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
+        within = node.orelse if denied else node.body
+        key = next(_keys(ast.walk(test), "self.config."), "")
+        if key and any(each is call for statement in within for each in ast.walk(statement)):
+            return key
+    return ""
 
 
 def _site(file: Path, reached: Sequence[ast.AST], assigned: Mapping[str, ast.expr], *, roots: str) -> Site:

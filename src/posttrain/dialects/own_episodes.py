@@ -40,8 +40,10 @@ def keys_read(keys: Reader) -> set[str]:
     if found is None:
         return set()
     loop, scores = found
-    read = {*loop.site.keys, *loop.copies, loop.masking} | (set(scores.site.keys) if scores is not None else set())
-    return {each.key for each in keys.own if "" in read and _is_named(each.key, found) or _below(each.key, read)}
+    read = {*loop.site.keys, *loop.copies, loop.guard, loop.masking} | (
+        set(scores.site.keys) if scores is not None else set()
+    )
+    return {each.key for each in keys.own if ("" in read and _is_named(each.key, found)) or _below(each.key, read)}
 
 
 def _below(key: str, read: set[str]) -> bool:

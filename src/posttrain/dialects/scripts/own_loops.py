@@ -80,7 +80,7 @@ def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
     """Compare the loop of a checkout with verl's own, for a program that is called like one of verl's.
 
     Args: ``roots`` are the folders that the program may stand below.
-    Returns: the trainer, with the overrides of an environment where its sampler plays episodes of its own that can be played here;
+    Returns: the trainer, with the overrides of an environment where its sampler plays episodes that can be played here;
         refused where they cannot, or another package's loop makes further calls; with something to confirm where a fork's
         loop does, under verl's name.
     """

@@ -3,8 +3,8 @@
     the fork's class (a thread of this process) ──generate_sequences──▶ LoopEpisode ──a turn──▶ the run's sampler
 
 The class is built and called by the expressions of the fork's own trainer (``posttrain.verl_episodes``), with a batch of one row.
-Each call of ``generate_sequences`` is a turn of the episode: what the class adds behind the response is the observation. The reward
-is computed by the object that the fork's program passes to its trainer.
+Each call of ``generate_sequences`` is a turn of the episode: what the class adds behind the response is the observation. The
+reward is computed by the object that the fork's program passes to its trainer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from posttrain.config.model import ModelConfig
 from posttrain.data.templates import ids_of, render
 from posttrain.envs.verl_loop.parts import Checkout, Values
 from posttrain.envs.verl_loop.turns import Context
-from posttrain.errors import ConfigError, Problem
+from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, TurnOptions
 from posttrain.models.loading import load_tokenizer
 from posttrain.registry import ENVS
@@ -36,7 +36,7 @@ from posttrain.verl_episodes import EpisodeLoop, EpisodeReward, NotPlayable, fin
 Emit = Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]
 
 
-class LoopFailed(Exception):
+class LoopFailed(RequestError):
     """The fork's code raised, or returned something else than it should. The message names its line."""
 
 
@@ -56,9 +56,9 @@ def verl_loop(
 ) -> AskingEnv:
     """An episode of a row that the class of a fork's own loop plays.
 
-    Args: trainer, FILE:CLASS.METHOD, builds the class and calls it; folder, from which the fork's modules are imported; model, the
-        settings of the tokenizer: path, tokenizer_path, chat_template, chat_template_file, trust_remote_code; program passes the
-        trainer its reward function, null: reward.terms score; config, the values that their expressions read.
+    Args: trainer, FILE:CLASS.METHOD, builds the class and calls it; folder, from which the fork's modules are imported; model,
+        the settings of the tokenizer: path, tokenizer_path, chat_template, chat_template_file, trust_remote_code; program
+        passes the trainer its reward function, null: reward.terms score; config, the values that their expressions read.
     Raises: ConfigError.
     """
     return LoopEpisode(spec, *_opened(trainer, folder, program), _tokenizer(tuple(model.items())), config or {})
@@ -260,13 +260,19 @@ class LoopEpisode:
         rewards = said[0] if isinstance(said, tuple) and said else said
         rewards = rewards.get("reward_tensor") if isinstance(rewards, Mapping) else rewards
         if not isinstance(rewards, Tensor) or rewards.shape[:1] != (1,):
-            what = f"rewards of shape {tuple(rewards.shape)}" if isinstance(rewards, Tensor) else f"a {type(said).__name__}"
-            raise LoopFailed(f"{self._reward.name} of {self._reward.site.file} returned {what} for one response, not [1, T]")
+            what = (
+                f"rewards of shape {tuple(rewards.shape)}"
+                if isinstance(rewards, Tensor)
+                else f"a {type(said).__name__}"
+            )
+            raise LoopFailed(
+                f"{self._reward.name} of {self._reward.site.file} returned {what} for one response, not [1, T]"
+            )
         return float(rewards.sum())
 
     def _failure(self, error: Exception) -> Exception:
         """An error of the fork's code with its file and line; one about an address names the key that holds it."""
-        if isinstance(error, LoopFailed):
+        if isinstance(error, RequestError):
             return error
         frames = traceback.extract_tb(error.__traceback__)
         ours = str(Path(__file__).parent)
@@ -274,18 +280,18 @@ class LoopEpisode:
         within = [frame for frame in theirs if Path(frame.filename).is_relative_to(self._checkout.folder)]
         place = f"{within[-1].filename}:{within[-1].lineno}: " if within else ""
         said = last_line(error)
-        if isinstance(error, OSError) and (key := self._address(error)):
+        if isinstance(error, OSError) and error.filename is None and (key := self._address(error)):
             return LoopFailed(f"{place}no answer from {key}: start that server, or correct the key ({said[:300]})")
         return LoopFailed(f"{place}{said[:600]}")
 
     def _address(self, error: Exception) -> str:
-        """The key whose value is the address that an error is about, as KEY=VALUE; "" for another error."""
+        """The keys whose values are addresses, KEY=VALUE: the one that an error is about, where it says that; "" without any."""
         asked = str(getattr(getattr(error, "request", None), "url", "") or error)
+        found = {}
         for key, value in _leaves(OmegaConf.to_container(self._config, resolve=True)):
-            host = value.partition("://")[2].partition("/")[0] if isinstance(value, str) else ""
-            if host and (value in asked or host in asked):
-                return f"{key}={value}"
-        return ""
+            if isinstance(value, str) and (host := value.partition("://")[2].partition("/")[0]):
+                found[f"{key}={value}"] = value in asked or host in asked
+        return " or ".join([each for each, named in found.items() if named] or found)
 
 
 class _Trainer:

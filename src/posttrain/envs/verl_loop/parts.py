@@ -49,8 +49,8 @@ class Checkout:
             exec(compile(part, str(file), "exec"), vars(module))  # noqa: S102 - the user's own code, in its own process
         except (Exception, SystemExit) as error:
             what = f"{place_of(error, str(file))}: {name} cannot be loaded: {last_line(error)}"
-            missing = isinstance(error, ModuleNotFoundError) and error.name
-            raise ConfigError(Problem(what, fix=f"install {error.name}" if missing else "")) from error
+            fix = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+            raise ConfigError(Problem(what, fix=fix)) from error
         done.update(wanted)
         return getattr(module, name)
 
@@ -66,7 +66,7 @@ class Checkout:
 
 
 class Values(Mapping[str, Any]):
-    """The names of a function, each evaluated when it is asked for: those given, those that the function assigns, those of its
+    """The names of a function, each evaluated at its first use: those given, those that the function assigns, those of its
     file."""
 
     def __init__(self, checkout: Checkout, site: Site, given: Mapping[str, Any]):

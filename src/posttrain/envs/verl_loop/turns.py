@@ -15,7 +15,7 @@ from posttrain.data.templates import ids_of
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """What a context adds to the conversation before it."""
+    """The tokens that a context adds to the conversation before it."""
 
     keeps: int  # tokens of the last response that stay
     added: tuple[int, ...]  # tokens behind them
@@ -47,7 +47,7 @@ class Context:
         return Follows(keeps, added) if added and keeps else None
 
     def end(self, responses: Sequence[int]) -> int | None:
-        """Return how many tokens of the last response the loop's final responses hold; None where that cannot be told, or for
+        """Return how many tokens of the last response the loop's final responses hold; None where they begin otherwise, or for
         all."""
         before = self.ids[self.first :]
         if list(responses[: len(before)]) != before:

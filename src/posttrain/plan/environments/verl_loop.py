@@ -1,4 +1,4 @@
-"""The environment verl_loop: the trainer's class and the class that plays must be there, and an episode must have what they need."""
+"""The environment verl_loop: the trainer and the class that plays must be there, and need nothing that an episode lacks."""
 
 from __future__ import annotations
 

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from posttrain.cli.request import load_request
+from posttrain.config import RunConfig
+from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.launch import Launch, read_script
 from posttrain.errors import ConfigError
+from posttrain.verl_episodes import find_loop, find_reward
+from verl_fork import PLAYER, TRAINER, write_fork
 
 FIT = """
 class RayPPOTrainer:
@@ -62,7 +66,9 @@ def test_a_loop_of_another_package_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["verl.trainer", "mine.trainer"])
 def test_a_loop_whose_sampler_plays_episodes_of_its_own_is_refused(tmp_path: Path, package: str) -> None:
-    with pytest.raises(ConfigError, match=r"passes the sampler to Manager \(line 9\)"):
+    with pytest.raises(
+        ConfigError, match=r"passes the sampler to Manager \(line 9\), .*: the sampler is passed to a function"
+    ):
         launched(tmp_path, package, call="Manager(wg=self.actor_rollout_wg)")
 
 
@@ -90,3 +96,120 @@ def test_a_run_needs_a_forks_loop_confirmed_by_name(tmp_path: Path, monkeypatch:
     assert asked.fix.endswith("+posttrain.own_keys=[RayPPOTrainer.fit]")
     confirmed = [*given, "+posttrain.own_keys=[RayPPOTrainer.fit]"]
     assert not load_request(confirmed, None, here=True, skip_files=True).unsupported
+
+
+def fork_launched(folder: Path, **files: str) -> Launch:
+    return read_script(str(write_fork(folder, **files) / "run.sh"), (), {}, folder=folder)
+
+
+def test_a_class_that_plays_the_episodes_becomes_the_environment(tmp_path: Path) -> None:
+    launch = fork_launched(tmp_path)
+    assert (
+        f"Player.play (line 18 of {tmp_path}/seeker/player.py) plays the episodes, in a process of its own"
+        in launch.notes
+    )
+    ours = [word for word in launch.arguments if word.startswith("+posttrain")]
+    assert ours == [
+        "+posttrain.environment.name=verl_loop",
+        f"+posttrain.environment.settings.trainer='{tmp_path}/verl/trainer/ppo/ray_trainer.py:RayPPOTrainer.fit'",
+        f"+posttrain.environment.settings.folder='{tmp_path}'",
+        f"+posttrain.environment.settings.program='{tmp_path}/verl/trainer/main_ppo.py'",
+    ]
+    assert launch.asks == ()  # its calls, the mask of observations among them, are the environment's affair
+
+
+def test_what_the_class_is_built_with_and_where_it_cuts(tmp_path: Path) -> None:
+    folder = write_fork(tmp_path)
+    loop = find_loop(folder / "verl/trainer/ppo/ray_trainer.py", "RayPPOTrainer", "fit", [folder])
+    assert loop.stops == ("</find>", "</done>")
+    assert loop.site.keys == {
+        *("seeker.turns", "seeker.passage_tokens", "seeker.url", "data.max_prompt_length"),
+        *("trainer.n_gpus_per_node", "trainer.nnodes"),
+    }
+    assert loop.site.optional == {"seeker.url"} and loop.copies == ("seeker.copies",)
+    assert loop.guard == "seeker.active" and loop.masking == "actor_rollout_ref.actor.state_masking"
+    reward = find_reward(folder / "verl/trainer/main_ppo.py", [folder])
+    assert reward is not None and reward.name == "Scores"
+    assert reward.site.keys == {"seeker.worth"}
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (
+            {"trainer": TRAINER.replace("rows, first)", "rows, first, self.global_steps)")},
+            "reads self.global_steps (line 28)",
+        ),
+        (
+            {"trainer": TRAINER.replace("first = rows", "first = []; first.append(0)  #")},
+            "player.play gets first, which the trainer's loop makes (line 27)",
+        ),
+        ({"trainer": TRAINER.replace("seeker.player", "seeker_elsewhere.player")}, "Player (line 19 of"),
+        ({"trainer": TRAINER.replace("rows, first)", "batch)")}, "gets no batch that is taken out of the step's"),
+        (
+            {"player": PLAYER.replace("generate_sequences", "compute_log_prob")},
+            "calls actor_rollout_wg.compute_log_prob",
+        ),
+        (
+            {"player": PLAYER.replace("first.shape[1] + len", "first.cuda().shape[1] + len")},
+            "needs tensors on a GPU (line",
+        ),
+        ({"player": "import vllm\n" + PLAYER.replace("text = text", "vllm.run(); text = text")}, "it uses vllm (line"),
+    ],
+)
+def test_a_class_that_an_episode_of_its_own_cannot_serve_is_refused_with_the_line(
+    tmp_path: Path, files: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        fork_launched(tmp_path, **files)
+    assert "passes the sampler to Player (line 19), which plays episodes of its own" in str(error.value)
+    assert why in str(error.value)
+
+
+def planned(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> LoadedConfig[RunConfig]:
+    monkeypatch.chdir(write_fork(folder))
+    return load_request(["run.sh", *words], None, skip_files=True)
+
+
+def test_the_run_of_a_class_that_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 prompts, each twice (seeker.copies), and mini-batches of 8 responses: 4 prompts of 2."""
+    loaded = planned(tmp_path, monkeypatch)
+    config = loaded.config
+    assert (loaded.problems, loaded.unsupported) == ((), ())
+    assert config.environment.name == "verl_loop" and config.environment.max_turns is None
+    assert config.environment.max_context_tokens == 512 and config.rollout.max_response_tokens == 16
+    assert config.environment.settings["config"]["seeker"] == {
+        "turns": 2, "passage_tokens": 6, "worth": 0.5, "url": "http://127.0.0.1:9/look",
+    }  # fmt: skip
+    assert config.environment.settings["config"]["trainer"] == {"n_gpus_per_node": 2, "nnodes": 1}
+    assert config.environment.settings["model"] == {"path": "model"}
+    assert config.rollout.stop == ["</find>", "</done>"] and config.reward.terms == []
+    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (4, 2)
+    assert config.policy.sequences_per_mini_batch == 8
+    assert config.policy.sequences_per_micro_batch_per_device == 4  # 8 on two devices
+    assert any("rewards are those of Scores, as" in each for each in loaded.warnings)
+    assert not [each for each in loaded.ignored if each.key.startswith("seeker")]  # they are read
+
+
+def test_mini_batches_count_responses_where_the_trainer_repeats_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 prompts x 4 = 16 responses in two mini-batches of 8; 4 x 3 = 12 are none."""
+    config = planned(tmp_path, monkeypatch, "seeker.copies=4").config
+    assert (config.rollout.samples_per_prompt, config.policy.sequences_per_mini_batch) == (4, 8)
+    (problem,) = planned(tmp_path, monkeypatch, "seeker.copies=3").problems
+    assert "12 repeated prompts do not split into mini-batches of 8" in problem.what
+
+
+def test_a_trainer_that_plays_nothing_or_trains_on_observations_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (problem,) = planned(tmp_path, monkeypatch, "seeker.active=false").problems
+    assert "seeker.active=false: the trainer lets the sampler answer alone" in problem.what
+    (problem,) = planned(tmp_path, monkeypatch, "actor_rollout_ref.actor.state_masking=false").unsupported
+    assert "state_masking=false trains on what the class writes into the conversation" in problem.what
+
+
+def test_a_key_that_the_class_needs_and_nobody_gives_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (problem,) = planned(tmp_path, monkeypatch, "~seeker.turns").problems
+    assert "seeker.turns, which the configuration does not have" in problem.what and "Player" in problem.what

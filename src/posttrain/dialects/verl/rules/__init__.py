@@ -14,8 +14,8 @@ from posttrain.dialects.verl.rules.layout import Layout, layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL
-from posttrain.dialects.verl.rules.own_loop import own_loop, repeat_prompts
 from posttrain.dialects.verl.rules.optimizer import optimizers, routing, shuffles
+from posttrain.dialects.verl.rules.own_loop import own_loop, repeat_prompts
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward, served_judge
 from posttrain.dialects.verl.rules.sampling import name_of_engine, sampling
@@ -70,7 +70,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= recipes.recipe(keys)
     fields |= profiling(keys)
     fields |= records.contents(keys)
-    fields |= own_loop(keys, has_critic=has_critic)
+    fields |= own_loop(keys)
     if has_critic:
         mode = get(keys, "critic.loss_agg_mode", "token-mean")
         fields |= records.critic(keys, algorithm.AGGREGATIONS[mode])

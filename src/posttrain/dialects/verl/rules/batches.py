@@ -10,6 +10,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
 from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
+from posttrain.dialects.verl.rules.own_loop import repeats
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED
 from posttrain.dialects.versions import checkout_version
 
@@ -65,11 +66,14 @@ class _Step:
 
 
 def _step(keys: Reader, section: str) -> _Step:
-    """Count an iteration in prompts, or in sequences for the critic of verl 0.1 and 0.2, whose sizes leave rollout.n out."""
+    """Count an iteration in prompts, as often as a loop of its own repeats them, or in sequences for the critic of verl 0.1 and
+    0.2, whose sizes leave rollout.n out."""
     prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
     if section == "critic" and keys.ledger.version in OLD:
         return _Step(size=prompts * samples, unit="sequences", samples=1)
-    return _Step(size=prompts, unit="prompts", samples=samples)
+    count = repeats(keys)
+    unit = "prompts" if count == 1 else "repeated prompts"
+    return _Step(size=prompts * count, unit=unit, samples=samples // count)
 
 
 def _shares(keys: Reader, layout: Layout) -> int:
@@ -265,7 +269,8 @@ def per_device(
         return None
     unit = "sequences"
     if keys.ledger.version == "0.1" and name.startswith("actor_rollout_ref.") and all_are_counts(keys[f"{ROLLOUT}.n"]):
-        each, unit = each * keys[f"{ROLLOUT}.n"], "prompts"  # 0.1 counts prompts here, and every prompt has n sequences
+        # 0.1 counts prompts here, as often as a loop of its own repeats them, and every prompt has n sequences
+        each, unit = each * keys[f"{ROLLOUT}.n"] // repeats(keys), "prompts"
     rounded = ", rounded down" if total % copies else ""
     keys.warn(
         f"{name} is deprecated: {total} {unit} on {copies} device{'s' * (copies > 1)} are {name}_per_gpu={each}{rounded}"
@@ -286,7 +291,7 @@ def _divides(keys: Reader, name: str, total: int, copies: int) -> bool:
 
 def _chosen_here(keys: Reader, key: str, copies: int, mini: int | None) -> int | None:
     """A size for a null: at most 8 sequences, and a divisor of a device's share of the mini-batch."""
-    samples = keys[f"{ROLLOUT}.n"]
+    samples = _step(keys, ACTOR).samples
     if mini is None or not all_are_counts(samples, mini) or mini * samples % copies:
         size = MOST_CHOSEN
     else:
@@ -300,7 +305,8 @@ def _chosen_here(keys: Reader, key: str, copies: int, mini: int | None) -> int |
 
 def _check_micro_batch(keys: Reader, section: str, mini: int, size: int, copies: int, layout: Layout) -> None:
     """A mini-batch's share on one device must be whole micro-batches."""
-    prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
+    step = _step(keys, ACTOR)
+    prompts, samples = step.size, step.samples
     each, rest = divmod(mini * samples, copies)
     if rest or not all_are_counts(prompts, samples, mini) or each % size == 0:
         return
@@ -316,12 +322,12 @@ def _check_micro_batch(keys: Reader, section: str, mini: int, size: int, copies:
     shares = _shares(keys, layout)
     together = math.lcm(more, shares // math.gcd(shares, samples))
     enough = -(-prompts // together) * together
-    step = "" if enough == prompts else f" with data.train_batch_size={enough}"
+    more_prompts = "" if enough == prompts else f" with data.train_batch_size={enough // repeats(keys)}"
     keys.problem(
         f"{mini} prompts x {samples} samples = {mini * samples} sequences do not split over {copies} "
         f"device{'s' * (copies > 1)} in micro-batches of {size}",
         key=key,
-        fix=f"use {key}={more}{step}, or {section}.ppo_micro_batch_size_per_gpu={fitting}",
+        fix=f"use {key}={more}{more_prompts}, or {section}.ppo_micro_batch_size_per_gpu={fitting}",
     )
 
 

@@ -1,4 +1,4 @@
-"""A fork's class that plays the episodes (the environment verl_loop): what it reads of the configuration, and what stands for it."""
+"""A fork's class that plays the episodes (the environment verl_loop): its settings, and what stands for its keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.dialects.own_episodes import loop_of
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import NOTHING, nested, value_at
 from posttrain.dialects.verl.rules.look import get
-from posttrain.dialects.verl.rules.names import ACTOR, MODEL, ROLLOUT
+from posttrain.dialects.verl.rules.names import MODEL, ROLLOUT
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.verl_episodes import EpisodeLoop, EpisodeReward
 from posttrain.verl_rows import columns_read
@@ -17,20 +17,24 @@ from posttrain.verl_rows import columns_read
 _CHATS = {"trust_remote_code": f"{MODEL}.trust_remote_code", "chat_template": f"{MODEL}.custom_chat_template"}
 
 
-def repeat_prompts(keys: Reader) -> None:
-    """Let the rules that follow read the product of all keys by which the trainer repeats a prompt as the responses to it."""
+def repeats(keys: Reader) -> int:
+    """Return the repetitions of a prompt by keys of the trainer's own loop (n_agent); 1 without such a key."""
     found = loop_of(keys)
-    usual = f"{ROLLOUT}.n"
     count = 1
     for key in found[0].copies if found is not None else ():
         value = value_at(keys.values, key)
-        if key != usual and isinstance(value, int) and value > 0:
+        if key != f"{ROLLOUT}.n" and isinstance(value, int) and value > 1:
             count *= value
-    if count > 1:
-        keys.put(usual, count * keys[usual])
+    return count
 
 
-def own_loop(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
+def repeat_prompts(keys: Reader) -> None:
+    """Let the rules that follow read the repetitions of a prompt as responses to it."""
+    if (count := repeats(keys)) > 1:
+        keys.put(f"{ROLLOUT}.n", count * keys[f"{ROLLOUT}.n"])
+
+
+def own_loop(keys: Reader) -> dict[str, Any]:
     """The fields of a run whose episodes such a class plays; nothing for another run."""
     found = loop_of(keys)
     if found is None:
@@ -46,31 +50,21 @@ def own_loop(keys: Reader, *, has_critic: bool) -> dict[str, Any]:
         "data.extra_columns": _columns(loop, scores),
     }
     for name, key in _CHATS.items():
-        if (value := get(keys, key)) is not None:
+        if value := get(keys, key):
             fields[f"environment.settings.model.{name}"] = value
     if scores is not None:
         fields["reward.terms"] = []
         keys.warn(f"rewards are those of {scores.name}, as {scores.site.file} passes it to its trainer")
-    # Its mini-batches are counted in responses
-    usual = keys[f"{ROLLOUT}.n"]
-    for role, section in (("policy", ACTOR), ("critic", "critic")):
-        key = f"{section}.ppo_mini_batch_size"
-        if (role == "policy" or has_critic) and _repeats(keys, loop) and isinstance(keys[key], int):
-            fields[f"{role}.sequences_per_mini_batch"] = keys[key] * usual // _repeats(keys, loop)
+    if loop.guard and value_at(keys.values, loop.guard) is False:
+        what = f"{loop.guard}=false: the trainer lets the sampler answer alone, and {loop.name} plays no episodes"
+        fix = "give the keys to verl's own loop: posttrain plan --dialect verl KEY=VALUE ..."
+        keys.problem(what, key=loop.guard, fix=fix)
     if loop.masking and value_at(keys.values, loop.masking) is False:
-        what = f"{loop.masking}=false trains on what the class writes into the conversation, too, which is not supported"
+        what = (
+            f"{loop.masking}=false trains on what the class writes into the conversation, too, which is not supported"
+        )
         keys.plan_only(what, key=loop.masking, fix=f"use {loop.masking}=true: the policy's own tokens alone")
     return fields
-
-
-def _repeats(keys: Reader, loop: EpisodeLoop) -> int:
-    """How often the trainer repeats a prompt by keys of its own; 0 without such a key."""
-    count = 0
-    for key in loop.copies:
-        value = value_at(keys.values, key)
-        if key != f"{ROLLOUT}.n" and isinstance(value, int) and value > 0:
-            count = max(count, 1) * value
-    return count
 
 
 def _config(keys: Reader, loop: EpisodeLoop, scores: EpisodeReward | None) -> dict[str, Any]:
