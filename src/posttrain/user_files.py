@@ -156,6 +156,22 @@ class _FromText(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+def run_statements(module: ModuleType, file: Path, statements: list[ast.stmt]) -> None:
+    """Run statements of a file in a module, which keeps what they define. Raises: whatever they raise."""
+    _FromStatements(module.__name__, str(file), statements).exec_module(module)
+
+
+class _FromStatements(SourceFileLoader):
+    """Python's loader for a part of a file."""
+
+    def __init__(self, name: str, path: str, statements: list[ast.stmt]):
+        super().__init__(name, path)
+        self._statements = statements
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(ast.Module(body=self._statements, type_ignores=[]), self.path)
+
+
 def place_of(error: BaseException, file: str) -> str:
     """file:line of the last frame in the user's own file, however deep in a library the error was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

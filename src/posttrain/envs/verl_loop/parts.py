@@ -6,6 +6,7 @@ A file is run as far as a name needs it: the statements at its top level that de
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,14 @@ from typing import Any
 from posttrain.checkout_files import file_of, imported_names
 from posttrain.errors import ConfigError, Problem
 from posttrain.libraries.verl import modules as verl_modules
-from posttrain.user_files import last_line, parse_file, place_of
+from posttrain.user_files import last_line, parse_file, place_of, run_statements
 from posttrain.verl_episodes import Site
+
+_VALUE = "value_of_the_expression"
+
+
+class NotBound(Exception):
+    """Nothing at the top of a file has this name."""
 
 
 class Checkout:
@@ -32,7 +39,7 @@ class Checkout:
             sys.path.append(str(folder))
 
     def name(self, file: Path, name: str) -> Any:
-        """Return what a name stands for at the top of a file. Raises: KeyError without one; ConfigError, with the file's line."""
+        """Return what a name stands for at the top of a file. Raises: NotBound without one; ConfigError, with the file's line."""
         source, module, done = self._opened(file)
         given = imported_names(source).get(name)
         inner = file_of(given[0], file, [self.folder]) if given else None
@@ -42,11 +49,10 @@ class Checkout:
         if not hasattr(module, name) and not wanted:
             # Imported inside a function
             if given is None:
-                raise KeyError(name)
+                raise NotBound(name)
             return getattr(importlib.import_module(given[0]), given[1])
-        part = ast.Module(body=[source.body[place] for place in wanted], type_ignores=[])
         try:
-            exec(compile(part, str(file), "exec"), vars(module))  # noqa: S102 - the user's own code, in its own process
+            run_statements(module, file, [source.body[place] for place in wanted])
         except (Exception, SystemExit) as error:
             what = f"{place_of(error, str(file))}: {name} cannot be loaded: {last_line(error)}"
             fix = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
@@ -65,32 +71,32 @@ class Checkout:
         return self._files[file]
 
 
-class Values(Mapping[str, Any]):
-    """The names of a function, each evaluated at its first use: those given, those that the function assigns, those of its
-    file."""
+class Values:
+    """The names of a function, each evaluated at its first use: those given, those that it assigns, those of its file."""
 
     def __init__(self, checkout: Checkout, site: Site, given: Mapping[str, Any]):
         self._checkout, self._site = checkout, site
         self._known = dict(given)
 
-    def __getitem__(self, name: str) -> Any:
+    def evaluated(self, value: ast.expr) -> Any:
+        """Evaluate an expression of the function. Raises: whatever its code raises."""
+        read = [each.id for each in ast.walk(value) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
+        space = ModuleType(self._site.file.stem)
+        for name in dict.fromkeys(read):
+            with contextlib.suppress(NotBound):  # a built-in name, or one that the expression binds
+                setattr(space, name, self._value(name))
+        stored = ast.copy_location(ast.Name(id=_VALUE, ctx=ast.Store()), value)
+        run_statements(space, self._site.file, [ast.copy_location(ast.Assign(targets=[stored], value=value), value)])
+        return getattr(space, _VALUE)
+
+    def _value(self, name: str) -> Any:
+        """Raises: NotBound for a name that neither the function nor its file binds."""
         if name not in self._known:
             if name in self._site.assigned:
                 self._known[name] = self.evaluated(self._site.assigned[name])
             else:
                 self._known[name] = self._checkout.name(self._site.file, name)
         return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def evaluated(self, value: ast.expr) -> Any:
-        """Evaluate an expression of the function. Raises: whatever its code raises."""
-        code = compile(ast.Expression(body=value), str(self._site.file), "eval")
-        return eval(code, {}, self)  # noqa: S307 - the user's own code, in its own process
 
 
 def _needed(source: ast.Module, name: str) -> list[int]:
