@@ -24,7 +24,7 @@ _VALUE = "value_of_the_expression"
 
 
 class NotBound(Exception):
-    """Nothing at the top of a file has this name."""
+    """A name that nothing at the top of a file has."""
 
 
 class Checkout:
