@@ -109,6 +109,8 @@ class EnvFacts:
 
     asks: bool = False
     """Asks for turns by itself (an AskingEnv), which takes a process of its own."""
+    in_groups: bool = False
+    """Plays all episodes of a group in lockstep, in one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def test_a_function_and_a_class_are_listed_and_described(mine: None) -> None:
     assert tuple(ENVS.settings("coin")) == ("sides", "faces") and ENVS.inputs("coin") == ()
     assert tuple(ADVANTAGES.settings("mine")) == ("clip_low",) and ADVANTAGES.inputs("mine") == ("rewards", "valid")
     assert ENVS.get("coin")(sides=1) == "h"
-    with pytest.raises(UnknownName, match="coin, frozen_lake"):
+    with pytest.raises(UnknownName, match="coin, env_manager, frozen_lake"):
         ENVS.get("dice")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.asynchrony.script import Script
-from posttrain.backends.environments.start import start_worlds
+from posttrain.backends.environments.start import plays_groups, start_worlds, validating
 from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
 from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
@@ -142,6 +142,10 @@ def under_way_with(
             notes = [*notes, *worlds.notes]
         if validation and config.environment.name == OPEN:
             worlds = start_worlds(config, tokenizer, positions, validation, processor, played_here=True)
+            started.callback(worlds.host.close)
+            roles = replace(roles, validation_worlds=worlds)
+        elif validation and plays_groups(config.environment):
+            worlds = start_worlds(validating(config), tokenizer, positions, validation, processor)
             started.callback(worlds.host.close)
             roles = replace(roles, validation_worlds=worlds)
         players = roles

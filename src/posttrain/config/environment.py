@@ -81,6 +81,9 @@ class EnvironmentConfig(Section):
     one environment in named; false: over all of the step."""
     sample_per_turn: bool = False
     """Train on every turn as a sample of its own, with what was before it as its prompt; false trains on an episode as one."""
+    turn_is_response: bool = False
+    """Count every turn, a sample of its own, as a response with the reward of its episode, less the turn's penalty. Groups
+    compare turns, mini-batches hold as many turns as they would responses, and a step has as many updates as its turns make."""
     close_turns: bool = True
     """Write the template's end of a turn, outside the loss, behind a turn that ended with a stop text or at the token limit."""
     max_context_tokens: int | None = Field(default=None, ge=1)

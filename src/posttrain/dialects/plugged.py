@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
+from posttrain.dialects.env_managers import ESTIMATOR, plays_managers, read_by_managers
 from posttrain.dialects.ledger import Key, Ledger, leaves
 from posttrain.dialects.own_episodes import keys_read
 from posttrain.dialects.reader import Reader
@@ -75,6 +76,8 @@ def is_own(reader: Reader, row: Key, value: Any) -> bool:
     """Return True for the name of an estimator or loss of the user's own, given to a key that takes the peer's names."""
     if not isinstance(value, str):
         return False
+    if value == ESTIMATOR and "advantage.name" in row.fields and plays_managers(reader):
+        return True
     return any(
         value in registry.plugged() or own_path(reader, field, value) is not None
         for field, registry in _REGISTRIES.items()
@@ -110,7 +113,7 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
 
 def read_by_own(keys: Reader) -> set[str]:
     """Keys of the user's own that an estimator, a loss or a program of the user's own reads."""
-    found: set[str] = _read_by_program(keys) | _read_by_manager(keys) | keys_read(keys)
+    found: set[str] = _read_by_program(keys) | _read_by_manager(keys) | keys_read(keys) | read_by_managers(keys)
     for key, (field, section) in _SECTIONS.items():
         name = value_at(keys.values, key)
         registry = _REGISTRIES[field]

@@ -61,6 +61,8 @@ class EnvStep:
 
     messages: Sequence[Message] = ()  # observations, added to the conversation
     reward: float | None = None  # of this turn; None: this turn has none
+    # Taken from this turn's share of the reward and from no other's, where turns are responses (environment.turn_is_response)
+    penalty: float = 0.0
     done: bool = False
     stop: str = ""  # with done: the reason, a word to count by such as "solved" or "lost"
     # Metrics of this turn, summed over the episode.

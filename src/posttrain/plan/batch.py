@@ -39,10 +39,12 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     if uses_critic:
         sizes.append(("critic", critic_mini, copies_of(config.critic, devices)))
     problems = _step_over_copies(config, sizes, training_prompts)
+    by_turns = config.environment.turn_is_response  # how many there are, the episodes tell
     if not problems:
         for role, size, copies in sizes:
             given = getattr(config, role).sequences_per_mini_batch is not None
-            if (sequences % size and not _ends_smaller(config, size, sequences)) or size % copies:
+            splits = by_turns or not sequences % size or _ends_smaller(config, size, sequences)
+            if not splits or size % copies:
                 problems += [_does_not_split(prompts, samples, size, copies, role)] if given or role == "policy" else []
     if problems:
         return None, problems
@@ -83,6 +85,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
         total_steps=total_steps,
         total_updates=(total_steps - warmup) * updates if total_steps is not None else None,
         critic=_critic_plan(config, sequences, critic_mini, total_steps) if uses_critic else None,
+        counts_turns=by_turns,
     )
     return plan, []
 

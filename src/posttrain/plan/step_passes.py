@@ -26,7 +26,7 @@ def step_passes(config: RunConfig, batches: BatchPlan, plan: PlacementPlan) -> I
     policy, reference, critic = plan.role("policy"), plan.role("reference"), plan.role("critic")
     assert policy is not None, "every run has a policy"
     yield StepPass(what="policy", place=policy, updates=batches)
-    if (batches.updates_per_step > 1 and not replaces_old_logprobs(config)) or needs_old_logprobs(config):
+    if (not batches.on_policy and not replaces_old_logprobs(config)) or needs_old_logprobs(config):
         yield StepPass(what="old log-probs", place=policy)
     if config.loss.high_entropy_share is not None:
         yield StepPass(what="entropies", place=policy)

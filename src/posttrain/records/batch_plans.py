@@ -37,6 +37,9 @@ class BatchPlan:
     total_steps: int | None  # None: needs the data
     total_updates: int | None  # of the policy
     critic: CriticBatchPlan | None = None  # None: the estimator needs no values
+    counts_turns: bool = (
+        False  # sequences are turns, of which a step has as many as its episodes take: updates_per_step at least
+    )
 
     @property
     def schedule_updates(self) -> int | None:
@@ -47,7 +50,7 @@ class BatchPlan:
     @property
     def on_policy(self) -> bool:
         """One update per step: the policy that is updated is the one that sampled, so old log-probs are its own."""
-        return self.updates_per_step == 1
+        return self.updates_per_step == 1 and not self.counts_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,7 @@ class Turn:
     text: str  # the action, as the environment took it
     observation: str = ""  # the answer, as text for people
     reward: float | None = None  # of this turn; it stands on token end - 1. None: this turn has none
+    penalty: float = 0.0  # taken from this turn alone where turns are responses, reward units
     stop_reason: StopReason  # of this turn's sampling
     policy_version: int  # the oldest, where tokens differ
     version_spans: tuple[VersionSpan, ...] = ()  # where tokens differ, in tokens of the trajectory

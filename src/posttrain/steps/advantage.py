@@ -78,6 +78,7 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
         "episode_rewards": shaped.rewards,  # [B]
         # [B], the row's own
         "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),
+        "turn_penalties": torch.zeros_like(shaped.rewards),  # [B], of the row's own turn
         "trajectory_index": batch.trajectory_index,  # [B]
         "step_index": batch.step_index,  # [B]
         **{name: make(shaped, plan) for name, make in TOKEN_INPUTS.items() if name in inputs_of(plan)},

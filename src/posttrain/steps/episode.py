@@ -146,7 +146,7 @@ class Episode:
         action = turn.text if step.action is None else step.action
         shown = step.messages if step.conversation is None else step.conversation
         observation = "\n".join(content_of(message) for message in shown)
-        self.turns[-1] = replace(turn, text=action, reward=step.reward, observation=observation)
+        self.turns[-1] = replace(turn, text=action, reward=step.reward, penalty=step.penalty, observation=observation)
         self.state_key = step.state_key
         for name, value in step.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from posttrain.records.samples import SampleRow
-from posttrain.records.trajectories import Reward
+from posttrain.records.batches import ScoredBatch
+from posttrain.records.samples import SampleRow, sample_rows
+from posttrain.records.trajectories import Reward, ScoredGroup
 
 
 def turn_rewards(rows: Sequence[SampleRow], width: int) -> Tensor | None:
@@ -44,4 +46,29 @@ def state_index(rows: Sequence[SampleRow]) -> Tensor | None:
     keys: dict[str | None, int] = {}
     return torch.tensor(
         [keys.setdefault(row.sample.turns[0].state_key if row.sample.turns else None, len(keys)) for row in rows]
+    )
+
+
+def with_turns_as_responses(batch: ScoredBatch, groups: Sequence[ScoredGroup]) -> ScoredBatch:
+    """The batch of these groups with every row as a trajectory of its own: its reward is that of its episode, less the penalties
+    of its own turns. Estimators that look at the turns of an episode find the episode's index, the place in it, the turn's own
+    reward and its penalties among the extras.
+
+    By hand: an episode with rewards 0 and 1, whose first turn has the penalty 0.1: the rows have 0.9 and 1.
+    """
+    rows, sequences = sample_rows(groups), batch.sequences
+    penalties = torch.tensor([sum(turn.penalty for turn in row.sample.turns) for row in rows])
+    own = torch.tensor([sum(turn.reward or 0.0 for turn in row.sample.turns) for row in rows])
+    return replace(
+        batch,
+        sequences=replace(sequences, trajectory_index=torch.arange(len(rows))),
+        rewards=torch.where(batch.valid, batch.rewards - penalties, batch.rewards),
+        turn_rewards=None,
+        extras={
+            **batch.extras,
+            "trajectory_index": sequences.trajectory_index,
+            "step_index": sequences.step_index,
+            "step_rewards": own,
+            "turn_penalties": penalties,
+        },
     )

@@ -109,6 +109,7 @@ def test_gigpo_compares_trajectories_and_steps_of_one_state() -> None:
         "step_index": ints(0, 1, 0),
         "state_index": ints(5, 6, 5),
         "response_mask": torch.ones(3, 1).bool(),
+        "turn_penalties": torch.zeros(3),
     }
     plain = gigpo(**given, step_gamma=0.5, step_weight=0.5, normalize_by_std=False)
     assert plain.flatten().tolist() == [1 + 0.25, 1, -1 - 0.25]
@@ -136,6 +137,34 @@ def test_the_trajectories_of_a_group_count_once_each() -> None:
         ints(0, 1, 2, 0),
         ints(1, 2, 3, 4),
         on_tokens(torch.ones(4), ones[:, None]).bool(),
+        zeros,
         normalize_by_std=False,
     )
     assert advantages.flatten().tolist() == [1.5, 1.5, 1.5, -1.5]
+
+
+def test_a_long_trajectory_counts_once_per_step_where_rows_are_compared() -> None:
+    # as above, with the penalty 1 on the first step: rewards of the rows 2, 3, 3, 0, mean 2, sample std sqrt(6 / 3) = 1.41421
+    # steps: 0 - 1 = -1 in state 1, 0 in state 1, 0 in 3, 0 in 4. State 1: mean -0.5, std 0.70711: -+0.70711
+    given = {
+        "episode_rewards": torch.tensor([2.0, 3.0, 3.0, 0.0]),
+        "step_rewards": torch.zeros(4),
+        "valid": bools(1, 1, 1, 1),
+        "group_index": ints(0, 0, 0, 0),
+        "trajectory_index": ints(0, 0, 0, 1),
+        "step_index": ints(0, 1, 2, 0),
+        "state_index": ints(1, 1, 3, 4),
+        "response_mask": torch.ones(4, 1).bool(),
+        "turn_penalties": torch.tensor([1.0, 0.0, 0.0, 0.0]),
+    }
+    plain = gigpo(**given, episodes_by_step=True, normalize_by_std=False)
+    assert plain.flatten().tolist() == [0 - 0.5, 1 + 0.5, 1, -2]
+    scaled = gigpo(**given, episodes_by_step=True)
+    assert scaled.flatten().tolist() == pytest.approx([-0.70711, 0.70711 * 2, 0.70711, -1.41421], abs=1e-4)
+    # a penalty is not handed back to earlier steps, as a reward is: 0 + 0.5 x (2 - 1) would be 0.5
+    later = given | {
+        "step_rewards": torch.tensor([0.0, 2.0, 0.0, 0.0]),
+        "turn_penalties": torch.tensor([0.0, 1.0, 0.0, 0.0]),
+    }
+    returns = gigpo(**later, episodes_by_step=True, episode_weight=0.0, compare_steps=False, step_gamma=0.5)
+    assert returns.flatten().tolist() == [1, 1, 0, 0]

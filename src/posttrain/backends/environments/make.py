@@ -253,6 +253,7 @@ def step_of(plain: Any) -> EnvStep | EnvFailed:
         return EnvStep(
             messages=_messages(values, "messages", EnvStep),
             reward=None if values.get("reward") is None else _number(values["reward"], "reward"),
+            penalty=_number(values.get("penalty", 0.0), "penalty"),
             done=done,
             stop=stop,
             metrics=metrics_of(values.get("metrics")),

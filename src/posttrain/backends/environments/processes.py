@@ -210,16 +210,19 @@ class ProcessHost:
                 if len(self._workers) >= self._most:
                     return
                 worker = self._fork()
-            episode, command, timeout_s = self._queue.popleft()
-            worker.episode, worker.told = episode, True
-            self._by_episode[episode] = worker
-            try:
-                wire.to_bytes(command)
-            except (TypeError, ValueError) as error:
-                self._tell(worker, EnvFailed(INVALID, f"the row cannot be handed to an environment: {error}"))
-                self._free(worker)
-            else:
-                self._send(worker, command, timeout_s)
+            self._begin(worker, *self._queue.popleft())
+
+    def _begin(self, worker: _Worker, episode: str, command: dict[str, Any], timeout_s: float) -> None:
+        """Begin an episode in a process that is free."""
+        worker.episode, worker.told = episode, True
+        self._by_episode[episode] = worker
+        try:
+            wire.to_bytes(command)
+        except (TypeError, ValueError) as error:
+            self._tell(worker, EnvFailed(INVALID, f"the row cannot be handed to an environment: {error}"))
+            self._free(worker)
+        else:
+            self._send(worker, command, timeout_s)
 
     def _send(self, worker: _Worker, command: dict[str, Any], timeout_s: float) -> None:
         worker.doing, worker.deadline = command["do"], time.monotonic() + timeout_s

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from posttrain.backends.environments.groups import GroupHost, SeatedHost
 from posttrain.backends.environments.inline import InlineHost
 from posttrain.backends.environments.open.http import TokenTexts
 from posttrain.backends.environments.open.start import start_open, trains_own_distributions
@@ -25,12 +26,13 @@ from posttrain.interfaces.worlds import EpisodeRules, TurnWriter, Worlds
 from posttrain.processes.environment import names_in
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
-from posttrain.registry import ROLLOUT_ENGINES
+from posttrain.registry import ENVS, ROLLOUT_ENGINES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_SHOWN = 5
+Processes = TypeVar("Processes", bound=ProcessHost)
 
 
 def start_worlds(
@@ -68,7 +70,9 @@ def start_worlds(
         raise ConfigError(Problem(what, fix=fix, field="environment.max_context_tokens"))
     if longest is None:
         longest = int(min(positions, 2**31)) - turn if whole is None else whole - 1
-    host, notes = (_own_host(config), ()) if played_here else _host(config, tokenizer, folder)
+    host, notes = (
+        (_own_host(config), ()) if played_here and not plays_groups(environment) else _host(config, tokenizer, folder)
+    )
     check_loading(environment, host)
     return Worlds(
         host=host,
@@ -107,17 +111,34 @@ def _host(config: RunConfig, tokenizer: PreTrainedTokenizerBase, folder: Path | 
             ),
             _own_host(config) if environment.named else None,
         )
+    if plays_groups(environment):
+        return GroupHost(_processes(config, SeatedHost)), ()
     return _own_host(config), ()
+
+
+def plays_groups(environment: EnvironmentConfig) -> bool:
+    """Return True when the run's environment plays all episodes of a group in one process."""
+    name = environment.name
+    return name is not None and ENVS.is_built_in(name) and ENVS.facts(name).in_groups
+
+
+def validating(config: RunConfig) -> RunConfig:
+    """Return the configuration of the worlds of the validation, of environments that play in groups."""
+    environment = config.environment
+    settings = {**environment.settings, "validates": True}
+    return config.model_copy(update={"environment": environment.model_copy(update={"settings": settings})})
 
 
 def _own_host(config: RunConfig) -> ScoringHost:
     """Return the host of environments that the run itself plays, or that score conversations."""
+    return _processes(config, ProcessHost) if config.environment.workers else InlineHost()
+
+
+def _processes(config: RunConfig, kind: type[Processes]) -> Processes:
     environment = config.environment
-    if not environment.workers:
-        return InlineHost()
     code = own_code(environment)
     settings = [environment.settings, *(each.settings for each in environment.named.values())]
-    return ProcessHost(
+    return kind(
         environment.workers,
         environment.timeout_s,
         sorted(name for name in code if ":" not in name),

@@ -45,6 +45,7 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
             f"{'an agent' if asking == 'agent' else asking} runs in a process of its own, and environment.workers is 0"
         )
         yield Problem(what, fix="use environment.workers=8", field="environment.workers")
+    yield from _group_problems(config)
     named_ones = environment.named.values()
     for what, weights in (
         ("train", [each.weight for each in named_ones]),
@@ -67,6 +68,29 @@ def environment_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"{field} generates episodes of an environment, and there is none", field=field)
     if environment.used and environment.name != SINGLE_TURN:
         yield from _episode_problems(config)
+
+
+def _group_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report what does not go with an environment that plays all episodes of a group at once, or with turns as responses."""
+    environment = config.environment
+    if environment.turn_is_response and not environment.sample_per_turn:
+        what = "turns count as responses where each is a sample of its own, and environment.sample_per_turn is false"
+        yield Problem(what, fix="use environment.sample_per_turn=true", field="environment.turn_is_response")
+    for tag, each in environment.named.items():
+        if each.name in ENVS.names() and ENVS.facts(each.name).in_groups:
+            what = f"{each.name} plays all episodes of a group at once, and is the environment of a whole run"
+            yield Problem(what, fix=f"use environment.name={each.name}", field=f"environment.named.{tag}.name")
+    name = environment.name
+    if name not in ENVS.names() or not ENVS.facts(name or "").in_groups:
+        return
+    for field, value, wrong, good in (
+        ("environment.workers", environment.workers, environment.workers == 0, 8),
+        ("asynchronous.mode", config.asynchronous.mode, config.asynchronous.is_on, "off"),
+        ("environment.turn_is_response", "false", not environment.turn_is_response, "true"),
+    ):
+        if wrong:
+            what = f"{name} plays all episodes of a group at once, every turn as a response, and {field} is {value}"
+            yield Problem(what, fix=f"use {field}={good}", field=field)
 
 
 def _open_problems(config: RunConfig) -> Iterator[Problem]:

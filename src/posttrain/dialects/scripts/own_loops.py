@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
+from posttrain.dialects.scripts.own_managers import DONE_HERE, handed_on, managers_of
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
 from posttrain.dialects.scripts.recipes import recipe_of
@@ -53,6 +54,7 @@ class OwnLoop:
     calls: Mapping[str, int]  # names of calls that verl's loop does not make -> line
     file: Path
     samples: str = ""  # the call that the sampler's workers are passed to
+    beside: tuple[str, ...] = ()  # attributes of the trainer that this call gets, too
     scores: bool = True  # rewards are computed in the loop
 
 
@@ -92,14 +94,23 @@ def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
     if trainer.module != _TRAINER:
         return trainer
     asks = []
+    path = Path(*trainer.written.split(".")).with_suffix(".py")
     for root, loop in _loops(trainer.written, [*roots, *(root / "verl" for root in roots)]):
-        if loop.samples:
+        managers = managers_of(root / path, loop.beside, roots) if loop.samples else None
+        if managers is not None:
+            played = f"{managers.function} (line {managers.line} of {managers.file})"
+            what = f"{loop.title} passes the sampler and what {played} makes to {loop.samples}"
+            note = f"{what}: the environment env_manager plays it"
+            trainer = replace(trainer, notes=(*trainer.notes, note), adds=(*trainer.adds, *managers.adds))
+            done = DONE_HERE | {loop.samples.partition(" ")[0]}
+            loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in done})
+        elif loop.samples:
             try:
-                trainer, played = _played(trainer, loop, root)
+                trainer, accounted = _played(trainer, loop, root)
             except NotPlayable as error:
                 why = f"{loop.title} passes the sampler to {loop.samples}, which plays episodes of its own: {error}"
                 return replace(trainer, refused=why)
-            loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in played})
+            loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in accounted})
         if not loop.scores:
             why = f"{loop.title} computes no rewards: its own sampler plays the episodes and scores them"
             return replace(trainer, refused=why)
@@ -162,26 +173,28 @@ def _loop(name: str, file: Path) -> OwnLoop | None:
                 for node in ast.walk(each)
                 if isinstance(node, ast.Name | ast.Attribute)
             }
+            given = _given_the_sampler(method)
             return OwnLoop(
                 name=f"{name}.{_LOOP}",
                 title=f"{name}.{_LOOP} (line {method.lineno} of {file})",
                 calls=own_calls(method, set(methods)),
                 file=file,
-                samples=_given_the_sampler(method),
+                samples=f"{_called(given)} (line {given.lineno})" if given else "",
+                beside=tuple(handed_on(given)) if given else (),
                 scores=any(_SCORES.search(each) for each in names),
             )
         name = next((base.id for base in definition.bases if isinstance(base, ast.Name)), "")
     return None
 
 
-def _given_the_sampler(method: ast.FunctionDef) -> str:
-    """The call of a loop that gets verl's sampling workers as an argument, with its line; "" without one."""
+def _given_the_sampler(method: ast.FunctionDef) -> ast.Call | None:
+    """The call of a loop that gets verl's sampling workers as an argument; None without one."""
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and (name := _called(node)) not in LOOP_CALLS and name not in _COMMON:
             values = [*node.args, *(one.value for one in node.keywords)]
             if any(isinstance(each, ast.Attribute) and each.attr == _SAMPLER for each in values):
-                return f"{name} (line {node.lineno})"
-    return ""
+                return node
+    return None
 
 
 def _called(node: ast.Call) -> str:

@@ -13,6 +13,7 @@ from posttrain.dialects.verl.rules.later_names import read_later_names
 from posttrain.dialects.verl.rules.layout import Layout, layout
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.lora import lora
+from posttrain.dialects.verl.rules.managers import managers, set_group
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL
 from posttrain.dialects.verl.rules.optimizer import optimizers, routing, shuffles
 from posttrain.dialects.verl.rules.own_loop import own_loop, repeat_prompts
@@ -29,6 +30,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     """RunConfig fields by dotted name. Roles that a run does without keep our defaults, so that equal runs are equal."""
     _check_version(keys)
     renamed = read_later_names(keys)
+    set_group(keys)
     name_of_engine(keys)
     recipes.set_step(keys)
     set_estimator(keys)
@@ -68,6 +70,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= records.model(keys, has_critic=has_critic, has_reference=has_reference)
     fields |= records.trainer(keys)
     fields |= recipes.recipe(keys)
+    fields |= managers(keys)
     fields |= profiling(keys)
     fields |= records.contents(keys)
     fields |= own_loop(keys)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.dialects.env_managers import plays_managers
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
@@ -69,6 +70,8 @@ def _step(keys: Reader, section: str) -> _Step:
     """Count an iteration in prompts, as often as a loop of its own repeats them, or in sequences for the critic of verl 0.1 and
     0.2, whose sizes leave rollout.n out."""
     prompts, samples = keys["data.train_batch_size"], keys[f"{ROLLOUT}.n"]
+    if plays_managers(keys):  # whose steps have as many turns as their episodes take
+        return _Step(size=keys[f"{section}.ppo_mini_batch_size"], unit="turns", samples=1)
     if section == "critic" and keys.ledger.version in OLD:
         return _Step(size=prompts * samples, unit="sequences", samples=1)
     count = repeats(keys)

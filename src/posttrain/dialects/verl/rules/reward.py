@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
+from posttrain.dialects.env_managers import plays_managers
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
 from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import engine_options, get
+from posttrain.dialects.verl.rules.managers import without_scores
 from posttrain.dialects.verl.rules.names import ROLLOUT
 from posttrain.dialects.verl.rules.prime import is_prime, process_reward
 from posttrain.dialects.verl.strategies import SHARDED
@@ -36,6 +38,8 @@ def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, A
     Args: judge, the result of ``served_judge``.
     """
     served = get(keys, f"{_SERVED}.enable", False)
+    if plays_managers(keys):
+        return without_scores(keys), ""
     if is_prime(keys):
         term = _term(keys)
         process = process_reward(keys, layout.devices)

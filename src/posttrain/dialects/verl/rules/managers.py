@@ -1,0 +1,108 @@
+"""The keys of forks whose trainer plays episodes with environment managers: verl-agent, and what grew from it.
+
+A step of such a fork has data.train_batch_size starts with env.rollout.n episodes each; every turn is a response, with the
+rewards of its whole episode less a penalty of its own where its action was invalid.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from posttrain.data.columns import ALL
+from posttrain.dialects.env_managers import COEFFICIENT, PENALIZES, SETTINGS, own, plays_managers
+from posttrain.dialects.reader import Reader
+from posttrain.dialects.scripts.own_managers import class_of
+from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.names import ROLLOUT
+
+_ROWS = "env_kwargs"  # the column that a manager's reset gets
+_STEP_S = 600.0  # of one turn of all episodes of a group
+_MEMORY_GIB = 64.0  # of a process with all copies of a group
+_MODES = {"mean_norm": False, "mean_std_norm": True}
+_GIGPO = "algorithm.gigpo"
+
+
+def set_group(keys: Reader) -> None:
+    """Let the rules that follow read the episodes of a start as the responses of a prompt."""
+    if not plays_managers(keys):
+        return
+    if keys[f"{ROLLOUT}.n"] != 1:
+        what = f"{ROLLOUT}.n is {keys[f'{ROLLOUT}.n']}, and such a fork has env.rollout.n episodes of every start"
+        keys.problem(what, key=f"{ROLLOUT}.n", fix=f"use {ROLLOUT}.n=1 with env.rollout.n")
+    keys.put(f"{ROLLOUT}.n", own(keys, "env.rollout.n", 1))
+
+
+def without_scores(keys: Reader) -> dict[str, Any]:
+    """The fields of the reward: the environment's alone."""
+    manager = get(keys, "reward_model.reward_manager", "episode")
+    if manager != "episode" and keys.written("reward_model.reward_manager"):
+        what = f"the rewards are those of the environments, as the manager episode gives them, and {manager} may change them"
+        keys.plan_only(what, key="reward_model.reward_manager", fix="use reward_model.reward_manager=episode")
+    if keys["reward_model.enable"]:
+        what = "a reward model beside environment managers is planned"
+        keys.plan_only(what, key="reward_model.enable", fix="use reward_model.enable=False")
+    for section in ("reward_model", "custom_reward_function"):
+        if keys.ledger.is_section(section):
+            keys.ignore(section, "the environments give the rewards")
+    return {"reward.terms": []}
+
+
+def managers(keys: Reader) -> dict[str, Any]:
+    """The environment and the estimator; nothing for other launches."""
+    if not plays_managers(keys):
+        return {}
+    file = Path(str(own(keys, f"{SETTINGS}.file")))
+    name = str(own(keys, "env.env_name", ""))
+    found = class_of(file, name)
+    who = (
+        f"{found[0]} (line {found[1]} of {file})"
+        if found
+        else f"what {own(keys, f'{SETTINGS}.function')} of {file} makes"
+    )
+    keys.warn(f"the episodes are played by {who}, for env.env_name={name}")
+    if keys["data.truncation"] != "error":
+        keys.warn(
+            f"data.truncation={keys['data.truncation']}: a turn whose prompt has more than data.max_prompt_length tokens ends "
+            "its episode; the fork cuts it"
+        )
+    penalty = own(keys, COEFFICIENT, 0.0) if own(keys, PENALIZES, True) else 0.0
+    fields: dict[str, Any] = {
+        "rollout.samples_per_prompt": own(keys, "env.rollout.n", 1),
+        "environment.max_turns": own(keys, "env.max_steps"),
+        "environment.sample_per_turn": True,
+        "environment.turn_is_response": True,
+        "environment.max_context_tokens": keys["data.max_prompt_length"],
+        "environment.timeout_s": _STEP_S,
+        "environment.memory_gib": _MEMORY_GIB,
+        "environment.settings.config": _read_sections(keys, file),
+        "environment.settings.invalid_action_penalty": penalty,
+        "data.extra_columns": [ALL],
+    }
+    return fields | (_gigpo(keys) if keys["algorithm.adv_estimator"] == "gigpo" else {})
+
+
+def _gigpo(keys: Reader) -> dict[str, Any]:
+    mode = own(keys, f"{_GIGPO}.mode", "mean_norm")
+    if mode not in _MODES:
+        what = f"{_GIGPO}.mode is mean_norm or mean_std_norm, and not {mode}"
+        keys.problem(what, key=f"{_GIGPO}.mode", fix=f"use {_GIGPO}.mode=mean_std_norm")
+    if own(keys, f"{_GIGPO}.enable_similarity", False):
+        what = f"{_GIGPO}.enable_similarity: states that are alike, and not equal, are planned to be compared"
+        keys.plan_only(what, key=f"{_GIGPO}.enable_similarity", fix=f"use {_GIGPO}.enable_similarity=False")
+    return {
+        "advantage.gamma": 1.0,  # the discount is that of steps
+        "advantage.step_gamma": keys["algorithm.gamma"],
+        "advantage.step_weight": own(keys, f"{_GIGPO}.step_advantage_w", 1.0),
+        "advantage.normalize_by_std": _MODES.get(mode, True),
+        "advantage.episodes_by_step": True,
+    }
+
+
+def _read_sections(keys: Reader, file: Path) -> dict[str, Any]:
+    """The sections of the configuration that the files of the environments name: ``config.env``, ``config.data``."""
+    names = {"env", "data"}
+    for each in sorted(file.parent.rglob("*.py")) if file.is_file() else ():
+        names |= set(re.findall(r"\bconfig\.([a-z_]\w*)", each.read_text("utf-8", errors="replace")))
+    return {name: keys.section(name) for name in sorted(names) if keys.section(name)}
