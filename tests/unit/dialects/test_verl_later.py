@@ -368,6 +368,9 @@ def test_arguments_of_the_manager_batch_reach_its_function() -> None:
     [problem] = naive.problems
     assert problem.what == "verl's reward manager naive takes no argument scale"
     assert problem.fix.startswith("+custom_reward_function.reward_kwargs.scale")
+    misspelt = read_config(None, [*SIZES, "+reward_model.reward_kwargs.max_resp_lens=8"], "verl", here=True)
+    [problem] = misspelt.problems
+    assert problem.fix.startswith("did you mean reward_model.reward_kwargs.max_resp_len? If it is a function's, +")
 
 
 def test_adapters_in_megatrons_words(tmp_path: Path) -> None:

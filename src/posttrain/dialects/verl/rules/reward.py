@@ -16,7 +16,7 @@ from posttrain.dialects.verl.rules.managers import without_scores
 from posttrain.dialects.verl.rules.names import ROLLOUT
 from posttrain.dialects.verl.rules.prime import is_prime, process_reward
 from posttrain.dialects.verl.strategies import SHARDED
-from posttrain.errors import ConfigError, nearest
+from posttrain.errors import GUESS, ConfigError, nearest
 from posttrain.user_files import parse_file, source_file
 from posttrain.verl_rows import columns_read
 
@@ -171,6 +171,7 @@ def _term(keys: Reader) -> dict[str, Any]:
 def _check_arguments(keys: Reader) -> None:
     """Report what verl's own managers do not take; their section of overlong responses has rows of its own."""
     dropped = {one.key for one in keys.own}
+    known = [row.removeprefix(f"{_ARGUMENTS}.") for row in keys.ledger.by_name if row.startswith(f"{_ARGUMENTS}.")]
     for name in _further_arguments(keys).keys() - {"overlong_buffer_cfg"}:
         key = f"{_ARGUMENTS}.{name}"
         if key in dropped:
@@ -181,7 +182,10 @@ def _check_arguments(keys: Reader) -> None:
             )
             continue
         what = f"verl's reward manager {_manager(keys)} takes no argument {name}"
-        keys.problem(what, key=key, fix=f"+{_FUNCTION}.reward_kwargs.{name} gives it to a function of yours")
+        fix = f"+{_FUNCTION}.reward_kwargs.{name} gives it to a function of yours"
+        if meant := nearest(name, known):
+            fix = f"{GUESS} {_ARGUMENTS}.{meant}? If it is a function's, {fix}"
+        keys.problem(what, key=key, fix=fix)
 
 
 def _further_arguments(keys: Reader) -> dict[str, Any]:
