@@ -121,6 +121,7 @@ def run_plan(
         statistics_of=tuple(config.environment.named) if config.environment.statistics_by_name else (),
         reward=reward_plan(config),
         turn_is_response=config.environment.turn_is_response,
+        similar_states=config.environment.similar_states,
         mask_truncated=config.loss.mask_truncated,
         mask_long_wrong_tokens=config.loss.mask_long_wrong_tokens,
         weigh_by=tuple(config.loss.weigh_by),

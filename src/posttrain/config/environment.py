@@ -84,6 +84,9 @@ class EnvironmentConfig(Section):
     turn_is_response: bool = False
     """Count every turn, a sample of its own, as a response with the reward of its episode, less the turn's penalty. Groups
     compare turns, mini-batches hold as many turns as they would responses, and a step has as many updates as its turns make."""
+    similar_states: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Likeness of the texts of states (ratio of difflib's SequenceMatcher) from which gigpo takes them for one where turns are
+    responses: within a group, each is compared with the first of every state. null takes equal ones."""
     close_turns: bool = True
     """Write the template's end of a turn, outside the loss, behind a turn that ended with a stop text or at the token limit."""
     max_context_tokens: int | None = Field(default=None, ge=1)

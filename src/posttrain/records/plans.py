@@ -251,6 +251,7 @@ class StepPlan:
     ] = ()  # data sources with batch statistics of their own; empty: domains', or the step's
     reward: RewardPlan = field(default_factory=RewardPlan)
     turn_is_response: bool = False  # every turn counts as a response with its episode's reward
+    similar_states: float | None = None  # likeness of states that count as equal; None: they are equal
     mask_truncated: bool = False  # responses cut at the token limit have no part in the loss
     mask_long_wrong_tokens: int | None = None  # neither have so long ones whose score is not above 0; None: they have
     weigh_by: tuple[str, ...] = ()  # difficulty, length: weights of responses in the policy loss

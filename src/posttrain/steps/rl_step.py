@@ -80,7 +80,8 @@ def assembled(selection: AnySelection, plan: StepPlan) -> ScoredBatch:
         parts=plan.parts,
         with_versions=plan.update.correction.interpolated,
     )
-    scored = with_turns_as_responses(scored, selection.groups) if plan.turn_is_response else scored
+    if plan.turn_is_response:
+        scored = with_turns_as_responses(scored, selection.groups, plan.similar_states)
     return add_columns(scored, selection.groups, plan)
 
 

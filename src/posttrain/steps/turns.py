@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 
 import torch
 from torch import Tensor
@@ -49,16 +50,45 @@ def state_index(rows: Sequence[SampleRow]) -> Tensor | None:
     )
 
 
-def with_turns_as_responses(batch: ScoredBatch, groups: Sequence[ScoredGroup]) -> ScoredBatch:
+def similar_states(rows: Sequence[SampleRow], least: float) -> Tensor | None:
+    """[B] int64: as state_index, and equal within a group for the first state and those whose texts are at least so alike.
+
+    By hand: "abcd", "abce" and "abxe" with 0.7: the second has 3 of 4 letters in common with the first (0.75), the third 2 (0.5).
+    """
+    exact = state_index(rows)
+    if exact is None:
+        return None
+    firsts: list[tuple[int, str]] = []  # group and text of the first of every state
+    found = []
+    for row in rows:
+        text = (row.sample.turns[0].state_key if row.sample.turns else None) or ""
+        place = next(
+            (
+                number
+                for number, (group, first) in enumerate(firsts)
+                if group == row.group and (first == text or SequenceMatcher(None, text, first).ratio() >= least)
+            ),
+            len(firsts),
+        )
+        if place == len(firsts):
+            firsts.append((row.group, text))
+        found.append(place)
+    return torch.tensor(found)
+
+
+def with_turns_as_responses(
+    batch: ScoredBatch, groups: Sequence[ScoredGroup], similar: float | None = None
+) -> ScoredBatch:
     """The batch of these groups with every row as a trajectory of its own: its reward is that of its episode, less the penalties
     of its own turns. Estimators that look at the turns of an episode find the episode's index, the place in it, the turn's own
-    reward and its penalties among the extras.
+    reward and its penalties among the extras. ``similar``: as in similar_states; None compares equal states.
 
     By hand: an episode with rewards 0 and 1, whose first turn has the penalty 0.1: the rows have 0.9 and 1.
     """
     rows, sequences = sample_rows(groups), batch.sequences
     penalties = torch.tensor([sum(turn.penalty for turn in row.sample.turns) for row in rows])
     own = torch.tensor([sum(turn.reward or 0.0 for turn in row.sample.turns) for row in rows])
+    states = None if similar is None else similar_states(rows, similar)
     return replace(
         batch,
         sequences=replace(sequences, trajectory_index=torch.arange(len(rows))),
@@ -66,6 +96,7 @@ def with_turns_as_responses(batch: ScoredBatch, groups: Sequence[ScoredGroup]) -
         turn_rewards=None,
         extras={
             **batch.extras,
+            **({} if states is None else {"state_index": states}),
             "trajectory_index": sequences.trajectory_index,
             "step_index": sequences.step_index,
             "step_rewards": own,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from posttrain.records.prompts import Prompt
@@ -43,8 +45,6 @@ def sample(name: str, reward: float, penalty: float, state: str) -> Trajectory:
 
 
 def episode(name: str, *turns: tuple[float, float, str]) -> Trajectory:
-    from dataclasses import replace
-
     samples = [sample(f"{name}#{place}", *turn) for place, turn in enumerate(turns)]
     return replace(samples[-1], earlier=tuple(samples[:-1]))
 
@@ -68,3 +68,17 @@ def test_every_turn_has_the_reward_of_its_episode_less_its_own_penalty() -> None
     assert extras["step_rewards"] == [0, 1, 0.25, 0]
     assert extras["turn_penalties"] == pytest.approx([0.1, 0, 0.5, 0.5])
     assert extras["state_index"][0] == extras["state_index"][2] != extras["state_index"][1]
+
+
+def test_states_that_are_alike_are_one_within_a_group() -> None:
+    # 2 x 3 / 8 = 0.75 for abcd and abce; 2 x 2 / 8 = 0.5 for abcd and abxe. abxe and abce would be 0.75, but abce is no first
+    prompt = Prompt(prompt_id="p", token_ids=(1, 2), text="q", data_source="t")
+    groups = [
+        ScoredGroup(
+            group=TrajectoryGroup(prompt=prompt, trajectories=tuple(episode(name, (0.0, 0.0, name)) for name in names)),
+            outcomes=tuple(Reward(0.0, ()) for _ in names),
+        )
+        for names in (("abcd", "abce", "abxe"), ("abcd",))
+    ]
+    batch = with_turns_as_responses(assemble(groups), groups, 0.7)
+    assert batch.extras["state_index"].tolist() == [0, 0, 1, 2]  # type: ignore[union-attr]

@@ -76,6 +76,12 @@ def _group_problems(config: RunConfig) -> Iterator[Problem]:
     if environment.turn_is_response and not environment.sample_per_turn:
         what = "turns count as responses where each is a sample of its own, and environment.sample_per_turn is false"
         yield Problem(what, fix="use environment.sample_per_turn=true", field="environment.turn_is_response")
+    if environment.similar_states is not None and not (
+        environment.turn_is_response and config.advantage.name == "gigpo"
+    ):
+        what = "gigpo compares states where turns are responses, and this run has one without the other, or none"
+        fix = "use environment.similar_states=null, or advantage.name=gigpo with environment.turn_is_response=true"
+        yield Problem(what, fix=fix, field="environment.similar_states")
     for tag, each in environment.named.items():
         if each.name in ENVS.names() and ENVS.facts(each.name).in_groups:
             what = f"{each.name} plays all episodes of a group at once, and is the environment of a whole run"

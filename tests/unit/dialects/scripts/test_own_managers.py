@@ -49,6 +49,13 @@ def test_the_forks_keys_become_the_environment_and_the_estimator(
     assert config.policy.sequences_per_mini_batch == 8
 
 
+def test_states_that_are_alike_are_compared_where_the_fork_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("+algorithm.gigpo.enable_similarity=True", "+algorithm.gigpo.similarity_thresh=0.9")
+    assert read(tmp_path, monkeypatch, *more).config.environment.similar_states == 0.9
+
+
 def test_grpo_compares_turns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read(tmp_path, monkeypatch, estimator="grpo").config
     assert (config.advantage.name, config.environment.turn_is_response) == ("grpo", True)

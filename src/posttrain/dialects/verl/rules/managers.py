@@ -88,10 +88,10 @@ def _gigpo(keys: Reader) -> dict[str, Any]:
     if mode not in _MODES:
         what = f"{_GIGPO}.mode is mean_norm or mean_std_norm, and not {mode}"
         keys.problem(what, key=f"{_GIGPO}.mode", fix=f"use {_GIGPO}.mode=mean_std_norm")
+    fields: dict[str, Any] = {}
     if own(keys, f"{_GIGPO}.enable_similarity", False):
-        what = f"{_GIGPO}.enable_similarity: states that are alike, and not equal, are planned to be compared"
-        keys.plan_only(what, key=f"{_GIGPO}.enable_similarity", fix=f"use {_GIGPO}.enable_similarity=False")
-    return {
+        fields["environment.similar_states"] = own(keys, f"{_GIGPO}.similarity_thresh", 0.95)
+    return fields | {
         "advantage.gamma": 1.0,  # the discount is that of steps
         "advantage.step_gamma": keys["algorithm.gamma"],
         "advantage.step_weight": own(keys, f"{_GIGPO}.step_advantage_w", 1.0),
