@@ -53,6 +53,7 @@ class OwnLoop:
     title: str  # with its place: CLASS.fit (line N of FILE)
     calls: Mapping[str, int]  # names of calls that verl's loop does not make -> line
     file: Path
+    chosen_by: str = ""  # the key that chooses this trainer, where the launch leaves it open
     samples: str = ""  # the call that the sampler's workers are passed to
     beside: tuple[str, ...] = ()  # attributes of the trainer that this call gets, too
     scores: bool = True  # rewards are computed in the loop
@@ -78,10 +79,10 @@ def listed(calls: Mapping[str, int]) -> str:
     return shown + (f" and {len(calls) - _SHOWN} more" if len(calls) > _SHOWN else "")
 
 
-def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
+def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()) -> Trainer:
     """Compare the loop of a checkout with verl's own, for a program that is called like one of verl's.
 
-    Args: ``roots`` are the folders that the program may stand below.
+    Args: ``roots`` are the folders that the program may stand below; ``words`` of its command choose among several trainers.
     Returns: the trainer, with the overrides of an environment where its sampler plays episodes that can be played here;
         refused where they cannot, or another package's loop makes further calls; with something to confirm where a fork's
         loop does, under verl's name.
@@ -95,7 +96,12 @@ def with_loop(trainer: Trainer, roots: Sequence[Path]) -> Trainer:
         return trainer
     asks = []
     path = Path(*trainer.written.split(".")).with_suffix(".py")
-    for root, loop in _loops(trainer.written, [*roots, *(root / "verl" for root in roots)]):
+    found = list(_loops(trainer.written, [*roots, *(root / "verl" for root in roots)], words))
+    if open_key := next((loop.chosen_by for _, loop in found if loop.chosen_by), ""):
+        why = f"which of its trainers trains depends on {open_key}, and the launch does not set it"
+        fix = f"write {open_key}=true or {open_key}=false into the launch"
+        return replace(trainer, refused=why, instead=fix)
+    for root, loop in found:
         managers = managers_of(root / path, loop.beside, roots) if loop.samples else None
         if managers is not None:
             played = f"{managers.function} (line {managers.line} of {managers.file})"
@@ -142,20 +148,49 @@ def _played(trainer: Trainer, loop: OwnLoop, root: Path) -> tuple[Trainer, froze
     return replace(trainer, adds=(*trainer.adds, *adds), notes=(*trainer.notes, note)), found.accounted
 
 
-def _loops(module: str, roots: Sequence[Path]) -> Iterator[tuple[Path, OwnLoop]]:
-    """The loops of the trainers that a program builds, by its dotted name, each with the folder that it is imported from."""
+def _loops(module: str, roots: Sequence[Path], words: Sequence[str]) -> Iterator[tuple[Path, OwnLoop]]:
+    """The loops of the trainers that a program builds, by its dotted name, each with the folder that it is imported from. Of
+    trainers that the program chooses by a key, the one that ``words`` choose."""
     path = Path(*module.split(".")).with_suffix(".py")
     root = next((root for root in roots if (root / path).is_file()), None)
     source = parsed(root / path) if root is not None else None
     if root is None or source is None:
         return
     built = {_called(node) for node in ast.walk(source) if isinstance(node, ast.Call)}
+    built |= {
+        node.value.id for node in ast.walk(source) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+    }
+    choices = _choices(source)
     for name, given in imports_of(source).items():
         if not given.name.endswith("Trainer") or name not in built:
             continue
+        key, wanted = choices.get(name, ("", True))
+        value = _value_in(words, key) if key else wanted
+        if value is not None and value != wanted:
+            continue
         file = file_of(given.module, root / path, [root, *roots])
         if file is not None and (loop := _loop(given.name, file)) is not None:
-            yield root, loop
+            yield root, replace(loop, chosen_by=key if value is None else "")
+
+
+def _choices(source: ast.Module) -> dict[str, tuple[str, bool]]:
+    """The trainers that a program names below ``if config.KEY``: the key, and its value for this trainer."""
+    found: dict[str, tuple[str, bool]] = {}
+    for node in ast.walk(source):
+        test = ast.unparse(node.test).removeprefix("not ") if isinstance(node, ast.If) else ""
+        if not isinstance(node, ast.If) or not re.fullmatch(r"(?:self\.)?config(?:\.\w+)+", test):
+            continue
+        denied = isinstance(node.test, ast.UnaryOp)
+        for statements, value in ((node.body, not denied), (node.orelse, denied)):
+            names = {each.id for part in statements for each in ast.walk(part) if isinstance(each, ast.Name)}
+            found |= {each: (test.partition("config.")[2], value) for each in names if each.endswith("Trainer")}
+    return found
+
+
+def _value_in(words: Sequence[str], key: str) -> bool | None:
+    """The value of a key in a command; None where it is not given as true or false."""
+    given = [word.partition("=")[2].lower() for word in words if word.partition("=")[0].lstrip("+") == key]
+    return {"true": True, "false": False}.get(given[-1]) if given else None
 
 
 def _loop(name: str, file: Path) -> OwnLoop | None:

@@ -48,7 +48,7 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None:
             if trainer.dialect == "verl":
-                return place, with_loop(trainer, roots)
+                return place, with_loop(trainer, roots, words)
             file = _program(words, place, roots)
             if file is None:
                 return place, trainer

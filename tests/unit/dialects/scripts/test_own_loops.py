@@ -213,3 +213,33 @@ def test_a_trainer_that_plays_nothing_or_trains_on_observations_does_not_run(
 def test_a_key_that_the_class_needs_and_nobody_gives_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (problem,) = planned(tmp_path, monkeypatch, "~seeker.turns").problems
     assert "seeker.turns, which the configuration does not have" in problem.what and "Player" in problem.what
+
+
+CHOOSES = """
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.other_trainer import OtherTrainer
+if config.seeker.{key}:
+    Trainer = OtherTrainer
+else:
+    Trainer = RayPPOTrainer
+Trainer(config=config).fit()
+"""
+
+
+@pytest.mark.parametrize("value", ["true", "false", ""])
+def test_a_trainer_that_the_program_chooses_by_a_key(tmp_path: Path, value: str) -> None:
+    write_fork(tmp_path, main=CHOOSES.format(key="other"))
+    other = FIT.format(reward=SCORES, call="batch = keep_the_middle(batch)").replace("RayPPO", "Other")
+    (tmp_path / "verl/trainer/ppo/other_trainer.py").write_text(other)
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {f'+seeker.other={value}' if value else 'a=1'}\n")
+    if not value:
+        with pytest.raises(
+            ConfigError, match=r"depends on seeker.other, .*write seeker.other=true or seeker.other=false"
+        ):
+            read_script(str(script), (), {}, folder=tmp_path)
+        return
+    launch = read_script(str(script), (), {}, folder=tmp_path)
+    asked = [each.field for each in launch.asks]
+    assert asked == (["OtherTrainer.fit"] if value == "true" else [])
+    assert ("+posttrain.environment.name=verl_loop" in launch.arguments) == (value == "false")

@@ -69,11 +69,11 @@ def own_loop(keys: Reader) -> dict[str, Any]:
 
 def _config(keys: Reader, loop: EpisodeLoop, scores: EpisodeReward | None) -> dict[str, Any]:
     """The values that the expressions read, as a tree; what is lacking is reported."""
-    sites = [loop.site] + ([scores.site] if scores is not None else [])
-    if any("" in site.keys for site in sites):
+    sites = {loop.name: loop.site} | ({scores.name: scores.site} if scores is not None else {})
+    if any("" in site.keys for site in sites.values()):
         return {name: value for name, value in keys.values.items() if name != OUR_SECTION}
     found: dict[str, Any] = {}
-    for site in sites:
+    for name, site in sites.items():
         for key in sorted(site.keys):
             value = value_at(keys.values, key)
             row = keys.ledger.find(key)
@@ -82,7 +82,7 @@ def _config(keys: Reader, loop: EpisodeLoop, scores: EpisodeReward | None) -> di
             if value is not NOTHING:
                 found[key] = value
             elif key not in site.optional:
-                what = f"{loop.name} is built with {key}, which the configuration does not have"
+                what = f"{name} is built with {key}, which the configuration does not have"
                 keys.problem(what, key=key, fix=f"add {key}=VALUE")
     return nested(found)
 
