@@ -55,8 +55,9 @@ class Checkout:
             run_statements(module, file, [source.body[place] for place in wanted])
         except (Exception, SystemExit) as error:
             what = f"{place_of(error, str(file))}: {name} cannot be loaded: {last_line(error)}"
-            fix = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-            raise ConfigError(Problem(what, fix=fix)) from error
+            if isinstance(error, ModuleNotFoundError):
+                what += f": install {error.name}, which the fork needs there"
+            raise ConfigError(Problem(what)) from error
         done.update(wanted)
         return getattr(module, name)
 

@@ -81,7 +81,7 @@ def _config(keys: Reader, loop: EpisodeLoop, scores: EpisodeReward | None) -> di
                 value = keys[key]
             if value is not NOTHING:
                 found[key] = value
-            elif key not in site.optional:
+            elif key not in site.optional and not any(each.field == key for each in keys.problems):
                 what = f"{name} is built with {key}, which the configuration does not have"
                 keys.problem(what, key=key, fix=f"add {key}=VALUE")
     return nested(found)
