@@ -61,6 +61,15 @@ def test_grpo_compares_turns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (config.advantage.name, config.environment.turn_is_response) == ("grpo", True)
 
 
+def test_a_start_has_one_episode_where_the_fork_makes_no_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = read(tmp_path, monkeypatch, "env.rollout.n=-1", estimator="reinforce_plus_plus")
+    assert loaded.config.rollout.samples_per_prompt == 1 and not loaded.problems
+    (problem,) = read(tmp_path, monkeypatch, "env.rollout.n=-1", estimator="rloo").problems
+    assert (problem.field, problem.fix) == ("env.rollout.n", "use env.rollout.n=8, or algorithm.adv_estimator=gae")
+
+
 def test_without_the_penalty_no_turn_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read(tmp_path, monkeypatch, "+actor_rollout_ref.actor.use_invalid_action_penalty=False").config
     assert config.environment.settings["invalid_action_penalty"] == 0
@@ -70,13 +79,14 @@ def test_without_the_penalty_no_turn_has_one(tmp_path: Path, monkeypatch: pytest
     ("more", "key", "fix"),
     [
         ("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.rollout.n", "use actor_rollout_ref.rollout.n=1 with env.rollout.n"),
+        ("env.rollout.n=some", "env.rollout.n", "use env.rollout.n=8"),
         ("algorithm.gigpo.mode=norm", "algorithm.gigpo.mode", "use algorithm.gigpo.mode=mean_std_norm"),
     ],
 )  # fmt: skip
 def test_a_value_that_such_a_fork_refuses_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, key: str, fix: str
 ) -> None:
-    (problem,) = read(tmp_path, monkeypatch, more).problems
+    problem = read(tmp_path, monkeypatch, more).problems[0]
     assert (problem.field, problem.fix) == (key, fix)
 
 

@@ -22,6 +22,9 @@ _STEP_S = 600.0  # of one turn of all episodes of a group
 _MEMORY_GIB = 64.0  # of a process with all copies of a group
 _MODES = {"mean_norm": False, "mean_std_norm": True}
 _GIGPO = "algorithm.gigpo"
+_COPIES = "env.rollout.n"
+_UNGROUPED = -1  # of _COPIES: every start has one episode, and all of a step the same group
+_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus")  # estimators that compare no responses
 
 
 def set_group(keys: Reader) -> None:
@@ -31,7 +34,19 @@ def set_group(keys: Reader) -> None:
     if keys[f"{ROLLOUT}.n"] != 1:
         what = f"{ROLLOUT}.n is {keys[f'{ROLLOUT}.n']}, and such a fork has env.rollout.n episodes of every start"
         keys.problem(what, key=f"{ROLLOUT}.n", fix=f"use {ROLLOUT}.n=1 with env.rollout.n")
-    keys.put(f"{ROLLOUT}.n", own(keys, "env.rollout.n", 1))
+    if not isinstance(own(keys, _COPIES, 1), int):
+        keys.problem(f"{_COPIES} is {own(keys, _COPIES)!r} instead of a number", key=_COPIES, fix=f"use {_COPIES}=8")
+    keys.put(f"{ROLLOUT}.n", _copies(keys))
+    if own(keys, _COPIES, 1) == _UNGROUPED and keys["algorithm.adv_estimator"] not in _WITHOUT_GROUPS:
+        estimator = keys["algorithm.adv_estimator"]
+        what = f"{_COPIES} is {_UNGROUPED}, with which {estimator} compares all turns of a step, of whatever starts"
+        keys.problem(what, key=_COPIES, fix=f"use {_COPIES}=8, or algorithm.adv_estimator=gae")
+
+
+def _copies(keys: Reader) -> int:
+    """Episodes of a start; one where the fork makes no groups."""
+    count = own(keys, _COPIES, 1)
+    return count if isinstance(count, int) and count != _UNGROUPED else 1
 
 
 def without_scores(keys: Reader) -> dict[str, Any]:
@@ -69,7 +84,7 @@ def managers(keys: Reader) -> dict[str, Any]:
         )
     penalty = own(keys, COEFFICIENT, 0.0) if own(keys, PENALIZES, True) else 0.0
     fields: dict[str, Any] = {
-        "rollout.samples_per_prompt": own(keys, "env.rollout.n", 1),
+        "rollout.samples_per_prompt": _copies(keys),
         "environment.max_turns": own(keys, "env.max_steps"),
         "environment.sample_per_turn": True,
         "environment.turn_is_response": True,
