@@ -25,6 +25,7 @@ PER_ROW = (
     "greedy_rewards",
     "step_rewards",
     "episode_rewards",
+    "turn_penalties",
 )
 REWARDS = PER_ROW[5:]
 MASKS = ("response_mask", "turn_begins")
@@ -64,6 +65,7 @@ def batches(draw: st.DrawFn) -> Inputs:
             "state_index": torch.randint(0, 2, (rows,), generator=generator),
             "step_rewards": random(rows),
             "episode_rewards": random(rows),
+            "turn_penalties": random(rows),
             "response_mask": mask,
             "turn_begins": mask & (torch.rand(rows, width, generator=generator) < 0.4),
             "token_rewards": torch.where(mask, random(rows, width), 0.0),

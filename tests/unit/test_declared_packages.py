@@ -20,6 +20,7 @@ WITH_OTHERS = {
     "pydantic_core": "pydantic",  # its errors
     "pandas": "skyrl-gym",
     "triton": "torch",  # for CUDA; looked for
+    "verl": "",  # a stand-in of a fork's own modules, or an installed one
     "verifiers": "",  # in an environment of its own (make verifiers-env)
 }
 

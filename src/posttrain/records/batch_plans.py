@@ -37,9 +37,8 @@ class BatchPlan:
     total_steps: int | None  # None: needs the data
     total_updates: int | None  # of the policy
     critic: CriticBatchPlan | None = None  # None: the estimator needs no values
-    counts_turns: bool = (
-        False  # sequences are turns, of which a step has as many as its episodes take: updates_per_step at least
-    )
+    # Sequences are turns, of which a step has as many as its episodes take: it makes updates_per_step at least
+    counts_turns: bool = False
 
     @property
     def schedule_updates(self) -> int | None:

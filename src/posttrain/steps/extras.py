@@ -21,6 +21,7 @@ from posttrain.records.trajectories import Reward, ScoredGroup, TrajectoryGroup
 from posttrain.steps.advantage import inputs_of
 from posttrain.steps.score import score
 from posttrain.steps.shape_rewards import shape_outcomes
+from posttrain.steps.turns import with_turns_as_responses
 from posttrain.verl_functions import COLUMN
 
 Collect = Callable[..., list[TrajectoryGroup]]  # rl_step.collect
@@ -83,11 +84,13 @@ def add_sum_pi_squared(batch: ScoredBatch, policy: ScoringEngine, plan: StepPlan
 
 
 def add_columns(batch: ScoredBatch, groups: Sequence[ScoredGroup], plan: StepPlan) -> ScoredBatch:
-    """The batch with the columns of the data that an estimator written for verl reads: B values of each row's prompt. Unchanged
-    unless it reads any.
+    """The batch as the estimator reads it: every turn a trajectory of its own where a turn is a response, and with the columns of
+    the data that an estimator written for verl reads: B values of each row's prompt.
 
     Raises: RequestError when a prompt does not have one.
     """
+    if plan.turn_is_response:
+        batch = with_turns_as_responses(batch, groups, plan.similar_states)
     columns = [name.removeprefix(COLUMN) for name in inputs_of(plan.advantage) if name.startswith(COLUMN)]
     if not columns:
         return batch

@@ -29,7 +29,6 @@ from posttrain.steps.score import score
 from posttrain.steps.select import Selection
 from posttrain.steps.shape_rewards import RewardState, shape_outcomes, shape_rewards
 from posttrain.steps.teachers import with_teachers
-from posttrain.steps.turns import with_turns_as_responses
 from posttrain.steps.update import update_models
 
 AnySelection = Selection | DomainSelection
@@ -80,8 +79,6 @@ def assembled(selection: AnySelection, plan: StepPlan) -> ScoredBatch:
         parts=plan.parts,
         with_versions=plan.update.correction.interpolated,
     )
-    if plan.turn_is_response:
-        scored = with_turns_as_responses(scored, selection.groups, plan.similar_states)
     return add_columns(scored, selection.groups, plan)
 
 

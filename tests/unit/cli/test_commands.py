@@ -103,6 +103,7 @@ class TestPlan:
             "total_updates": 10,
             "critic": None,  # grpo asks for no values
             "max_tokens_per_micro_batch": None,
+            "counts_turns": False,  # sequences are whole episodes
         }
 
     def test_text_shows_each_number_with_its_key_in_80_columns(self, posttrain: Run, job: Path) -> None:

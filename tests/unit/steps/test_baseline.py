@@ -129,7 +129,7 @@ def test_columns_of_the_data_stand_beside_every_row(tmp_path: Path) -> None:
         "    a, b = core_algos.compute_fair_advantage(domains=data.non_tensor_batch['dataset'], source=source)\n"
     )
     fair = AdvantagePlan(name="fair", path=str(tmp_path / "core_algos.py"))
-    step: Any = SimpleNamespace(advantage=fair)
+    step: Any = SimpleNamespace(advantage=fair, turn_is_response=False)
     groups = []
     for name, domain in (("a", "sums"), ("b", "words")):
         found = group(name)
