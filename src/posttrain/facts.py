@@ -111,6 +111,9 @@ class EnvFacts:
     """Asks for turns by itself (an AskingEnv), which takes a process of its own."""
     in_groups: bool = False
     """Plays all episodes of a group in lockstep, in one process."""
+    loads: str = ""
+    """Function of its settings, "package.module:function", which loads the code of a checkout that they name. It is called before
+    a run, in a process that ends with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,13 @@ from posttrain.errors import ConfigError, Problem, nearest
 PACKAGE = "pkg://"
 FILE = "file://"
 
+# What pip calls a package, by its import name, where more than a dash differs.
+PIP_NAMES = {
+    "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dotenv": "python-dotenv", "faiss": "faiss-cpu",
+    "fitz": "pymupdf", "PIL": "pillow", "rouge": "rouge-score", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}  # fmt: skip
+
 
 def source_file(path: str, *, holds: str = "your function") -> Path:
     """The file behind a path: my.py, ~/my.py, file:///home/ann/my.py, or pkg://package.module. Imports nothing.
@@ -176,6 +183,27 @@ def place_of(error: BaseException, file: str) -> str:
     """file:line of the last frame in the user's own file, however deep in a library the error was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else file
+
+
+def loading_problem(error: BaseException, folder: Path, what: str) -> Problem:
+    """Describe why ``what``, code of the checkout ``folder``, cannot be loaded: with the last file and line there and the package
+    to install where one is missing."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).is_relative_to(folder)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not name:
+        end = f"ends the program (exit code {error.code})" if isinstance(error, SystemExit) else ""
+        return Problem(f"{place}{what} {end or f'cannot be loaded: {last_line(error)[:600]}'}")
+    package = name.partition(".")[0]
+    if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
+        lacks = f"{place}{what} needs {name}, which is not in {folder}"
+        return Problem(lacks, fix="take the whole checkout, at one commit, with its submodules")
+    if name != package:
+        lacks = f"{place}{what} needs {name}, which the installed {package} does not have"
+        return Problem(lacks, fix=f"install the version of {package} that the fork's own pages name")
+    lacks = f"{place}{what} needs the package {package}, which is not installed"
+    wanted = PIP_NAMES.get(package, package.replace("_", "-"))
+    return Problem(lacks, fix=f"pip install {wanted}, or as the fork's own pages say", library=package)
 
 
 def last_line(error: BaseException) -> str:

@@ -172,7 +172,7 @@ def test_a_context_that_loses_its_beginning_is_a_sample_of_its_own(played: Calla
         ({"main": MAIN.replace("return rewards", "return rewards[0]")}, "returned rewards of shape (2,)"),
         (
             {"player": PLAYER.replace("import urllib.request", "import no_such_module as urllib")},
-            "install no_such_module",
+            "Player needs the package no_such_module",
         ),
         ({"trainer": TRAINER.replace("self.config.seeker.turns", "self.config.seeker.turn")}, "ray_trainer.py:"),
     ],

@@ -110,7 +110,13 @@ def read_script(
         dialect=trainer.dialect,
         line=call.line,
         asks=tuple(replace(each, where=f"{shell.script}:{call.line}") for each in trainer.asks),
-        notes=(*_lost_lines(call), *trainer.notes, *map(_guard_note, dict.fromkeys(shell.guards)), *unknown),
+        notes=(
+            *_lost_lines(call),
+            *dict.fromkeys(shell.remarks),
+            *trainer.notes,
+            *map(_guard_note, dict.fromkeys(shell.guards)),
+            *unknown,
+        ),
     )
 
 

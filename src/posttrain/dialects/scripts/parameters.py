@@ -11,6 +11,7 @@ from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.state import HOLE, Shell, not_given
 
 _FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(?:\+{0,2})\w+(?:\.\w+)+=")  # of a key below a section
 # Variables that the shell itself sets.
 _DRAWN = {
     *(
@@ -54,6 +55,8 @@ def parameter(shell: Shell, inside: str, line: int, operand: Operand) -> str | l
     if prefix == "!" and index is None:
         name = _text(shell.variables.get(name, ""))
         prefix = ""
+    if (otherwise := _not_for_override(shell, name, rest)) is not None:
+        return operand(otherwise)
     value = _value(shell, name, operand(index) if index not in (None, "@", "*") else index)
     if prefix == "#":
         if value is not None and HOLE.search(_text(value)):
@@ -101,6 +104,19 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
     if value is not None and index == "@":
         return [value]
     return value if index in (None, "0", "@", "*") else None
+
+
+def _not_for_override(shell: Shell, name: str, rest: str) -> str | None:
+    """Return the default of ``${1:-vllm}`` where the argument in its place is an override, meant for ``"$@"``: else the
+    script could get no override, since it keeps the first argument. None for everything else."""
+    default = re.fullmatch(r":?-([^=]*)", rest)
+    if default is None or not name.isdigit() or not 0 < int(name) <= len(shell.positional):
+        return None
+    word = shell.positional[int(name) - 1]
+    if not _OVERRIDE.match(word):
+        return None
+    shell.remarks.append(f"${name} keeps its default {default[1]}: {word} is an override of the trainer's")
+    return default[1]
 
 
 def index_of(shell: Shell, name: str, text: str) -> str:

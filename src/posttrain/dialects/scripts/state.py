@@ -92,6 +92,7 @@ class Shell:
     # A guard is a branch that ends the script, such as `if [ $# -lt 2 ]; then exit 1; fi`.
     passes_guards: bool = False  # read on behind them
     guards: list[str] = field(default_factory=list)  # the file and line of those that were passed
+    remarks: list[str] = field(default_factory=list)  # for the user: where a shell would read the script otherwise
     written: dict[Path, int] = field(default_factory=dict)  # files that the script writes, and the line
     statements: int = 0  # followed so far
     substitute: Callable[[Shell, Node], str] = lambda shell, node: ""

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.envs.env_manager.group import ManagedGroup
+from posttrain.envs.env_manager.managers import made_by
 from posttrain.interfaces.env import Env, EnvSpec
 from posttrain.registry import ENVS
 
 
-@ENVS.register("env_manager", in_groups=True)
+@ENVS.register("env_manager", in_groups=True, loads="posttrain.envs.env_manager.managers:load")
 def env_manager(
     spec: EnvSpec,
     *,
@@ -39,5 +40,5 @@ def env_manager(
         invalid; validates, play the manager of validation; copies and seat, the episodes of the group and its number among those
         that are played together, are the host's.
     """
-    made = {"file": file, "folder": folder, "function": function, "config": dict(config or {}), "validates": validates}
+    made = made_by(file=file, folder=folder, function=function, config=config, validates=validates)
     return ManagedGroup(spec, made, copies=copies, seat=seat, penalty=invalid_action_penalty)

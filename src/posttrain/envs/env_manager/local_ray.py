@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 _numbers = count()
+_first: dict[type, _Actor] = {}  # of every class of actors, the first one
 
 
 class _Result:
@@ -60,6 +61,7 @@ class _Actor:
         self._made: Any = None
         self._make = lambda: kind(*args, **named)
         self._random = _RandomState(next(_numbers))
+        _first.setdefault(kind, self)
 
     def __getattr__(self, name: str) -> _Method:
         if name.startswith("__"):
@@ -69,11 +71,14 @@ class _Actor:
     def _call(self, name: str, args: Sequence[Any], named: dict[str, Any]) -> _Result:
         def called() -> Any:
             with self._random.used():
-                if self._made is None:
-                    self._made = self._make()
-                return getattr(self._made, name)(*_values(args), **named)
+                return getattr(self._there(), name)(*_values(args), **named)
 
         return _outcome(called)
+
+    def _there(self) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 class _ActorKind:
@@ -87,6 +92,13 @@ class _ActorKind:
 
     def options(self, **_: Any) -> _ActorKind:
         return self
+
+
+def make_one_of_each() -> None:
+    """Make the first actor of every class that has one. Raises: what its constructor raises."""
+    for actor in list(_first.values()):
+        with actor._random.used():
+            actor._there()
 
 
 def remote(*given: Any, **options: Any) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.envs.env_manager.local_ray import as_ray
+from posttrain.envs.env_manager.local_ray import as_ray, make_one_of_each
 from posttrain.errors import ConfigError, Problem
+from posttrain.user_files import loading_problem
 
 _made: dict[str, Manager] = {}
 _RAY = as_ray()
@@ -72,6 +73,34 @@ def manager_of(made: Mapping[str, Any], *, copies: int, seed: int) -> Manager:
     return _made[key]
 
 
+def load(settings: Mapping[str, Any]) -> None:
+    """Make the managers of a group of one, and one actor of every class among the actors that they hold.
+
+    Raises: ConfigError for what cannot be imported or made.
+    """
+    made = made_by(**settings)
+    folder = Path(made["folder"]).resolve()
+    try:
+        manager_of(made, copies=1, seed=0)
+        make_one_of_each()
+    except ConfigError:
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise ConfigError(loading_problem(error, folder, f"{made['function']} of {made['file']}")) from None
+        # A server that is not there yet: the run starts later
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the fork's own code
+        raise ConfigError(loading_problem(error, folder, f"{made['function']} of {made['file']}")) from None
+
+
+def made_by(
+    *, file: str, folder: str, function: str = "make_envs", config: Mapping[str, Any] | None = None,
+    validates: bool = False, **_: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the settings that a manager depends on, with their defaults."""
+    return {"file": file, "folder": folder, "function": function, "config": dict(config or {}), "validates": validates}
+
+
 def wrong(what: str) -> ConfigError:
     return ConfigError(Problem(what))
 
@@ -86,17 +115,13 @@ def _make(made: Mapping[str, Any], copies: int, seed: int) -> Any:
     data |= {"train_batch_size": 1, "val_batch_size": copies if validates else 1}
     env["rollout"] = {**(env.get("rollout") or {}), "n": 1 if validates else copies}
     env["seed"] = seed
-    where = f"{made['function']} of {made['file']}"
+    where, folder = f"{made['function']} of {made['file']}", Path(made["folder"]).resolve()
     try:
-        function = getattr(_module(Path(made["file"]).resolve(), Path(made["folder"]).resolve()), made["function"])
+        function = getattr(_module(Path(made["file"]).resolve(), folder), made["function"])
         managers = function(OmegaConf.create(config))
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        what = f"{where} needs the package {name}, which is not installed: pip install {name}, or as the fork's own pages say"
-        raise wrong(what) from None
-    except SystemExit as error:
-        what = f"{where} ends the program (exit code {error.code}) for env.env_name={env.get('env_name')}"
-        raise wrong(what) from None
+    except (ImportError, SystemExit) as error:
+        problem = loading_problem(error, folder, f"{where}, for env.env_name={env.get('env_name')},")
+        raise ConfigError(problem) from None
     if not isinstance(managers, (tuple, list)) or len(managers) != 2:
         raise wrong(
             f"{where} returned a {type(managers).__name__} instead of two managers, for training and validation"

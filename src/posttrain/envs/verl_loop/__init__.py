@@ -13,7 +13,6 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,15 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from posttrain.config.model import ModelConfig
 from posttrain.data.templates import ids_of, render
+from posttrain.envs.verl_loop.opened import TrainerParts, opened, tokenizer_of
 from posttrain.envs.verl_loop.parts import Checkout, Values
 from posttrain.envs.verl_loop.turns import Context
-from posttrain.errors import ConfigError, Problem, RequestError
+from posttrain.errors import RequestError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, TurnOptions
-from posttrain.models.loading import load_tokenizer
 from posttrain.registry import ENVS
 from posttrain.user_files import last_line
-from posttrain.verl_episodes import EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
+from posttrain.verl_episodes import EpisodeLoop, EpisodeReward
 
 Emit = Callable[[EnvAsk | EnvWithdrawn | EnvStep | Exception], None]
 
@@ -44,7 +42,7 @@ class _Over(BaseException):
     """Ends the thread of an episode that is closed; the fork's code catches exceptions."""
 
 
-@ENVS.register("verl_loop", asks=True)
+@ENVS.register("verl_loop", asks=True, loads="posttrain.envs.verl_loop.opened:load")
 def verl_loop(
     spec: EnvSpec,
     *,
@@ -61,31 +59,7 @@ def verl_loop(
         passes the trainer its reward function, null: reward.terms score; config, the values that their expressions read.
     Raises: ConfigError.
     """
-    return LoopEpisode(spec, *_opened(trainer, folder, program), _tokenizer(tuple(model.items())), config or {})
-
-
-@lru_cache(maxsize=1)
-def _opened(trainer: str, folder: str, program: str | None) -> tuple[Checkout, EpisodeLoop, EpisodeReward | None]:
-    root = Path(folder).expanduser().resolve()
-    file, _, method = trainer.rpartition(":")
-    owner, _, fit = method.partition(".")
-    try:
-        loop = find_loop(Path(file).expanduser().resolve(), owner, fit, [root])
-    except NotPlayable as error:
-        raise ConfigError(Problem(f"{trainer}: {error}", field="trainer")) from None
-    reward = find_reward(Path(program).expanduser().resolve(), [root]) if program else None
-    if program and reward is None:
-        raise ConfigError(Problem(f"{program} passes no reward_fn to a trainer", field="program"))
-    return Checkout(root), loop, reward
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(model: tuple[tuple[str, Any], ...]) -> Any:
-    """The model's tokenizer, with a padding token: verl takes the end token where there is none."""
-    tokenizer = load_tokenizer(ModelConfig(**dict(model)))
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return LoopEpisode(spec, *opened(trainer, folder, program), tokenizer_of(tuple(model.items())), config or {})
 
 
 class LoopEpisode:
@@ -145,7 +119,7 @@ class LoopEpisode:
 
     def _final_output(self) -> Any:
         """Build the class as the trainer does, and let it play. Returns: its batch of the whole episode."""
-        trainer = _Trainer(self._tokenizer, self, self._config)
+        trainer = TrainerParts(self._tokenizer, self, self._config)
         values = Values(self._checkout, self._loop.site, {"self": trainer, self._loop.batch: self._batch()})
         made = values.evaluated(self._loop.made)
         method = getattr(made, self._loop.method)
@@ -292,13 +266,6 @@ class LoopEpisode:
             if isinstance(value, str) and (host := value.partition("://")[2].partition("/")[0]):
                 found[f"{key}={value}"] = value in asked or host in asked
         return " or ".join([each for each, named in found.items() if named] or found)
-
-
-class _Trainer:
-    """The attributes of verl's trainer that the expressions of its loop read."""
-
-    def __init__(self, tokenizer: Any, workers: Any, config: Any):
-        self.tokenizer, self.actor_rollout_wg, self.config = tokenizer, workers, config
 
 
 def _mask_of(batch: Any) -> Tensor:

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.checkout_files import file_of, imported_names
-from posttrain.errors import ConfigError, Problem
+from posttrain.errors import ConfigError
 from posttrain.libraries.verl import modules as verl_modules
-from posttrain.user_files import last_line, parse_file, place_of, run_statements
+from posttrain.user_files import loading_problem, parse_file, run_statements
 from posttrain.verl_episodes import Site
 
 _VALUE = "value_of_the_expression"
@@ -54,10 +54,7 @@ class Checkout:
         try:
             run_statements(module, file, [source.body[place] for place in wanted])
         except (Exception, SystemExit) as error:
-            what = f"{place_of(error, str(file))}: {name} cannot be loaded: {last_line(error)}"
-            if isinstance(error, ModuleNotFoundError):
-                what += f": install {error.name}, which the fork needs there"
-            raise ConfigError(Problem(what)) from error
+            raise ConfigError(loading_problem(error, self.folder, name)) from error
         done.update(wanted)
         return getattr(module, name)
 

@@ -12,6 +12,7 @@ from posttrain.config.checks.environment import setting_problems_of
 from posttrain.config.environment import OPEN, EnvironmentConfig
 from posttrain.data.episodes import validation_episodes
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
+from posttrain.plan.checks.environment_code import code_problems
 from posttrain.plan.environments.skyrl_gym import env_class_problems
 from posttrain.plan.own_code import find, method_problems, own_code_problems
 from posttrain.registry import ENV_CHECKS, ENVS
@@ -24,13 +25,16 @@ MOST_SHOWN = 5
 
 def check_environments(config: RunConfig) -> list[Problem]:
     """Return what is wrong with the environments of a run, and with the rows that choose among them. No environment of the user's
-    is imported, no program or server started. Raises nothing."""
+    is imported in this process, no server started. Raises nothing."""
     environment = config.environment
     if not environment.used:
         return []
     problems: list[Problem] = []
     for field, name, settings in _chosen(environment):
         problems += _problems(name, settings, field, scores=environment.name == OPEN)
+    if not problems:
+        for _, name, settings in _chosen(environment):
+            problems += code_problems(name, settings, environment.environment_variables)
     if not problems:
         problems += _row_problems(config)
     if not problems and environment.name == OPEN:

@@ -77,6 +77,19 @@ def test_arguments_behind_the_script_are_its_own(tmp_path: Path) -> None:
     assert words(tmp_path, f"{CALL}a=1\n", "b=2") == ["a=1", "b=2"]  # a script that passes nothing on
 
 
+def test_an_override_is_not_the_value_of_an_optional_argument(tmp_path: Path) -> None:
+    """A script that takes its first argument as a name with a default and hands all of them on gets overrides all the same."""
+    text = f'E=${{1:-vllm}}\n{CALL}e=$E "$@"\n'
+    assert words(tmp_path, text, "a.b=1", "c.d=2") == ["e=vllm", "a.b=1", "c.d=2"]
+    assert "$1 keeps its default vllm: a.b=1 is an override" in str(read(tmp_path, text, "a.b=1").notes)
+    assert words(tmp_path, text) == ["e=vllm"]
+    # As in a shell: a name, an override that is the default's kind, and one whose place has no default
+    assert words(tmp_path, text, "hf", "a.b=1") == ["e=hf", "hf", "a.b=1"]
+    assert words(tmp_path, f"{CALL}${{1:-a.b=2}}\n", "a.b=1") == ["a.b=1"]
+    # Dropped by shift, it is added to the trainer's
+    assert words(tmp_path, f'E=${{1:-vllm}}\nshift\n{CALL}e=$E "$@"\n', "a.b=1") == ["e=vllm", "a.b=1"]
+
+
 def test_unset_variables_are_named_with_their_line(tmp_path: Path) -> None:
     text = f"set -x\nM=$MODEL_PATH/7b\n{CALL}\\\n  a=$M \\\n  b=$DATA c=$1\n"
     said = problems(tmp_path, text)

@@ -115,7 +115,8 @@ def test_a_wrong_answer_is_named_with_its_place(tmp_path: Path, old: str, new: s
 
 def test_a_function_that_ends_the_program_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"make_worlds of .*managers.py ends the program \(exit code 3\) for env.env_name=Chess"
+        ConfigError,
+        match=r"managers.py:\d+: make_worlds of .*managers.py, for env.env_name=Chess, ends the program \(exit code 3\)",
     ):
         made(tmp_path, name="Chess")
 
