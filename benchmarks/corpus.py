@@ -1,7 +1,7 @@
 """Plan every configuration and launch script in a checkout of verl, ROLL or SkyRL, and count what is accepted.
 
     python benchmarks/corpus.py verl-0.4.1/                  # a table of refusals by cause, and the share that is accepted
-    python benchmarks/corpus.py verl-0.4.1/ --each           # one line per file
+    python benchmarks/corpus.py verl-0.4.1/ --each           # one line per file, with its first problem
     python benchmarks/corpus.py verl-0.4.1/ --only gemma     # files whose path contains a word, with every problem
     python benchmarks/corpus.py verl-0.4.1/ --run 5          # and two steps of five files, drawn by --seed, on a tiny model
 
@@ -196,7 +196,7 @@ def main() -> None:
         "--dialect", help="verl, verl@0.2, skyrl, roll ...; found by the folder's content when not given"
     )
     parser.add_argument("--only", default="", help="files whose path contains this word, with every problem")
-    parser.add_argument("--each", action="store_true", help="a line for every file")
+    parser.add_argument("--each", action="store_true", help="a line for every file, with its first problem")
     parser.add_argument("--here", action="store_true", help="plan for the one device at hand")
     parser.add_argument("--run", type=int, default=0, help="make two steps of so many files that train, with --here")
     parser.add_argument("--seed", type=int, default=0, help="which files --run draws")
@@ -214,7 +214,8 @@ def main() -> None:
     for verdict in verdicts:
         if chosen.each or chosen.only:
             state = "trains" if verdict.trains else "accepted" if verdict.accepted else "refused"
-            print(f"{state:9} {verdict.launch.name}")
+            why = [] if chosen.only else [*verdict.problems, *verdict.planned][:1]
+            print(f"{state:9} {verdict.launch.name}{''.join(f': {text}' for text in why)}")
         if chosen.only:
             for text in [*verdict.problems, *verdict.planned]:
                 print(f"          {text}")

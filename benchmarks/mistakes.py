@@ -171,7 +171,7 @@ def wrong_key(said: Answer, place: Place, name: str) -> str:
     about = [text for text in texts if key in text]
     if not about:
         return f"not named: {' | '.join(texts)[:400]}" if said.problems else "not named"
-    if any(f"misspelling of {place.key}?" in text for text in about):
+    if any(f"meant to be {place.key}?" in text for text in about):
         return ""
     guesses = [guess.rstrip("?,;.)") for text in about for guess in re.findall(r"did you mean (\S+)", text)]
     if not any(guess == place.key or place.key.endswith(f".{guess}") for guess in guesses):
@@ -203,10 +203,14 @@ class Draw:
 
     def _launches(self, folder: Path) -> list[Launch]:
         os.chdir(folder)
-        if not _is_checkout(folder):
-            files = [file for file in sorted(folder.glob("*.yaml")) if not re.match("roll|verl|skyrl", file.name)]
-            return [Launch(name=file.name, dialect="native", arguments=[str(file)]) for file in files]
-        return [one for one in launches(folder, dialect_of(folder)) if not one.refused and one.arguments]
+        if _is_checkout(folder):
+            found = [one for one in launches(folder, dialect_of(folder)) if not one.refused and one.arguments]
+        else:
+            files = [file for file in sorted(folder.glob("*.yaml")) if not re.match(r"\.|roll|verl|skyrl", file.name)]
+            found = [Launch(name=file.name, dialect="native", arguments=[str(file)]) for file in files]
+        if not found:
+            raise SystemExit(f"{folder} holds no launch: is the checkout whole?")
+        return found
 
     def mistakes(self, count: int) -> Iterator[tuple[Launch, Place, Key]]:
         """Launches in turn of their folders, each with a place in it that a table knows."""

@@ -44,10 +44,16 @@ class TrainRequest:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split the arguments. Returns: the configuration file, if the first argument is one, and the overrides."""
+    """Split the arguments. Returns: the configuration file, if the first argument is one, and the overrides.
+
+    Raises: ConfigError for a first override with a blank before its =.
+    """
     if not arguments:
         return None, []
     first, *rest = arguments
+    if rest and rest[0].startswith("="):
+        value = rest[0][1:] or (rest[1] if rest[1:] else "VALUE")
+        raise ConfigError(Problem(f"there is a blank before the = of {first}", fix=f"write {first}={value}"))
     is_file = Path(first).is_file() or ("=" not in first and not first.startswith("~"))
     return (first, rest) if is_file else (None, [first, *rest])
 
@@ -170,6 +176,7 @@ def load_request(
     """
     notes: tuple[str, ...] = ()
     asks: tuple[Problem, ...] = ()
+    lost: tuple[Problem, ...] = ()
     arguments, given = take_settings(arguments)
     if given and not (arguments and is_script(arguments[0])):
         what = "--set gives variables of a launch script, and there is none"
@@ -190,7 +197,7 @@ def load_request(
             takes_empty=is_switch if skip_files else _none,
         )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
-        asks = launch.asks
+        asks, lost = launch.asks, launch.lost
     arguments = named_by_hydra(arguments)
     refuse_dashes(arguments, partial(_key_meant, arguments, dialect))
     if not arguments and dialect is None:
@@ -208,6 +215,9 @@ def load_request(
     )
     named = " ".join(word for word in overrides if OWN_KEYS in word)
     open_questions = [each for each in asks if each.field not in named]
+    if lost:
+        problems = (*lost, *loaded.problems) if loaded.problems else ()
+        loaded = replace(loaded, problems=problems, slips=(*lost, *loaded.slips))
     if open_questions:
         loaded = replace(loaded, unsupported=(*loaded.unsupported, *open_questions))
     return loaded.warned(notes) if notes else loaded

@@ -301,6 +301,9 @@ def detect(path: str | None, overrides: Sequence[str]) -> str:
         known = {dialect: sum(_has(_ledger(dialect), key) for key in keys) for dialect in best}
         best = [dialect for dialect in best if known[dialect] == max(known.values())]
     if most == 0 or len(best) > 1:
+        if path is not None and not keys:
+            what = f"{path} holds no key"
+            raise ConfigError(Problem(what, where=path, fix="write sections such as `model:` and `data:`"))
         what = "the keys do not show whose configuration this is"
         if most:
             what += f": {' and '.join(f'{marks[name][0]} ({name})' for name in best)}"

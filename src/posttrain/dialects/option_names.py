@@ -1,4 +1,4 @@
-"""Options that libraries take below a section of any names (vLLM, SGLang, Megatron, config.json), with their types.
+"""Options below sections of any names, with their types: of libraries (vLLM, SGLang, Megatron, config.json) and of parts of verl.
 
 They serve to notice misspellings and values of another type. A name that is not among them is no error: the libraries have others
 in other versions.
@@ -42,6 +42,34 @@ _LISTS = {
     r"wrap_policy": ("wrap_policy",),
     r"arctic_rl": ("arctic",),
     r"reward_model\.rollout": ("verl_rollout",),
+    r"global_profiler|profiler": ("profiler",),
+    r"global_tool_config|tool_config": ("profiler_tools",),
+    r"tool_config\.nsys": ("nsys",),
+    r"(controller|worker)_nsight_options": ("nsight",),
+    r"tool_config\.(torch|npu)": ("torch_profiler",),
+    r"tool_config\.torch\.schedule": ("torch_schedule",),
+    r"tool_config\.torch_memory": ("torch_memory",),
+    r"tool_config\.precision_debugger": ("precision_debugger",),
+    r"npu_profile\.options": ("npu_profile",),
+    r"qat": ("qat",),
+    r"mtp": ("mtp",),
+    r"model\.lora": ("verl_lora",),
+    r"tiled_mlp": ("tiled_mlp",),
+    r"rollout\.prometheus": ("prometheus",),
+    r"rollout\.trace": ("trace",),
+    r"rollout\.server": ("server",),
+    r"checkpoint_engine": ("checkpoint_engine",),
+    r"rollout\.disaggregation": ("disaggregation",),
+    r"router_replay": ("router_replay",),
+    r"fused_kernel_options": ("fused_kernel",),
+    r"continuous_token": ("continuous_token",),
+    r"transfer_queue|transfer_queue\.backend": ("transfer_queue",),
+    r"transfer_queue\.metrics": ("transfer_metrics",),
+    r"SimpleStorage": ("simple_storage",),
+    r"MooncakeStore": ("mooncake",),
+    r"v1\.(colocate|separate)_async": ("async_trainer",),
+    r"v1\.sampler": ("v1_sampler",),
+    r"ref\.optim": ("fsdp_optimizer",),
 }
 _ANY = "any"
 

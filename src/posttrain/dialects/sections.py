@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from posttrain.config.reading.fixes import missing_blank
 from posttrain.config.reading.validate import show
 from posttrain.dialects.ledger import Key, Ledger
 from posttrain.dialects.reader import Reader
@@ -39,9 +40,9 @@ def reject_no_section(reader: Reader, key: str, value: Any) -> None:
     """Report a value in the place of a section of known keys; their defaults stand in."""
     below = next(row.name for row in reader.ledger.rows if row.name.startswith(f"{key}.") or _stands_for(row.name, key))
     leaf = below.split(".")[key.count(".") + 1].replace("*", "NAME")
-    reader.problem(
-        f"{key} must be a section, not {show(value)}", key=key, fix=f"write its keys below it, such as {key}.{leaf}"
-    )
+    inside = {name.split(".")[key.count(".") + 1] for name in reader.ledger.by_name if name.startswith(f"{key}.")}
+    fix = missing_blank(value, inside) or f"write its keys below it, such as {key}.{leaf}"
+    reader.problem(f"{key} must be a section, not {show(value)}", key=key, fix=fix)
     reader.bad.add(key)
     reader.put(key, value_at(reader.ledger.defaults(), key) or {})
 

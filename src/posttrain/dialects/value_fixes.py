@@ -44,6 +44,8 @@ def _of_text(value: str, row: Key) -> str:
         return _of_options(value, options, row)
     if type_text(row.type).startswith("list"):
         return f"write [{value}]"
+    if re.fullmatch(r"\d{1,3}([,_']\d{3})+", value) and fits(int(re.sub(r"\D", "", value)), row.type):
+        return f"write {re.sub('[^0-9]', '', value)}"
     if re.fullmatch(r"[+-]?\d+", value) and fits(int(value), row.type):
         return f"write {value} without quotes"
     if value.lower() in ("yes", "no", "on", "off") and fits(True, row.type):

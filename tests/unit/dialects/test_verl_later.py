@@ -191,6 +191,10 @@ def test_names_of_samplers_that_are_no_more(tmp_path: Path) -> None:
     loaded = read_config(None, [*SIZES, f"{R}.name=sglang_async"], "verl")
     assert not loaded.problems and loaded.config.rollout.engine == "sglang"
     assert not read(tmp_path, "", f"{R}.name=trtllm").problems
+    # Two of the four devices that split a layer
+    split = (f"{R}.tensor_model_parallel_size=4", f"++{R}.expert_parallel_size=2")
+    loaded = read(tmp_path, "", f"{R}.name=trtllm", *split)
+    assert not loaded.problems and f"{R}.expert_parallel_size" in [each.key for each in loaded.ignored]
 
 
 def test_bounds_that_hold_nothing_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from posttrain.errors import Problem
 _INDENT = "indent all keys of a section alike, with spaces"
 # By the parser's words: what is wrong, and the fix. {0} is what the pattern captures, {line} where the piece begins.
 _WORDS: tuple[tuple[str, str, str], ...] = (
-    (r"could not determine a constructor for the tag (.+)", "tags such as {0} are not allowed here", ""),
+    (r"could not determine a constructor for the tag (.+)", "tags such as {0} are not allowed here", "remove the tag"),
+    (r"found another document", "a second document begins here", "keep one of them, in a file of its own"),
+    (r"for merging, but found", "<< takes a section, or a list of sections", "write <<: *NAME, the name of an anchor"),
+    (r"unhashable key", "a list or section stands in the place of a key", "keys are names"),
     (r"\\t", "lines are indented with spaces, and here is a tab", "replace it by spaces"),
     (r"mapping values are not allowed",
      "this line cannot hold a key: it is indented deeper than the line above, which has a value, or it holds two `: `",
@@ -37,6 +40,8 @@ def yaml_problem(error: yaml.MarkedYAMLError, file: str) -> Problem:
     for pattern, what, fix in _WORDS:
         if found := re.search(pattern, said):
             line = begins.line + 1 if begins else 1
+            if "line {line} is no" in what:  # the parser notices behind the place of the mistake
+                where = f"{file}:{line}"
             what, fix = (text.format(*found.groups(), line=line) for text in (what, fix))
             return Problem(f"not valid YAML: {what}", where=where, fix=fix)
     return Problem(f"not valid YAML: {said}", where=where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,9 @@ from posttrain.config.reading.plain_references import MISSING
 from posttrain.config.reading.plain_yaml import plain_yaml
 from posttrain.config.reading.references import find_references, referred_keys, value_holders
 from posttrain.config.reading.sources import Place, SourceMap, child, places_of_yaml
-from posttrain.errors import ConfigError, Problem, nearest
+from posttrain.config.reading.unreadable import unreadable
+from posttrain.config.reading.validate import show
+from posttrain.errors import ConfigError, Problem
 from posttrain.libraries import json_text
 
 _ESCAPED = re.compile(r"(?<!\\)(\\*)\1\\\$\{")  # 2n + 1 backslashes stand for n and a plain ${
@@ -85,12 +87,18 @@ def compose(
     left_open: list[str] = []
     missing: list[str] = []
     referred, holders = frozenset(referred_keys(values)), value_holders(values)
+    written = values
     if base is not None:
         _close(values, base, "", left_open, missing if leave_out_missing else None)
         values = merged(copy.deepcopy(dict(base)), values)
     unset: set[str] = set()
     values = name_unset_variables(values, unset) if name_unset else values
-    resolved = resolve(values, sources)
+    try:
+        resolved = resolve(values, sources)
+    except ConfigError:
+        if no_sections := [*_no_sections(written, base or {}, "", sources)]:
+            raise ConfigError(no_sections) from None  # why the references into them lead nowhere
+        raise
     if half := json_text.half_character(resolved):
         key, where = half[0], sources.where(half[0]).encode(errors="replace").decode()
         what = f"{key} holds half a character, {half[1]!r}, or a byte that is not UTF-8"
@@ -142,17 +150,30 @@ def _close(values: dict[str, Any], base: Any, path: str, found: list[str], missi
             found.append(name) if under is not None or missing is None else missing.append(name)
 
 
+def _no_sections(
+    values: Mapping[str, Any], base: Mapping[str, Any], above: str, sources: SourceMap
+) -> Iterator[Problem]:
+    """Find the values that stand where ``base`` has a section of keys."""
+    for name, value in values.items():
+        key, under = child(above, name), base.get(name)
+        if not isinstance(under, Mapping) or not under or value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _no_sections(value, under, key, sources)
+        elif not (isinstance(value, str) and "${" in value):
+            what = f"{key} must be a section of key: value lines, not {show(value)}"
+            yield Problem(
+                what, where=sources.where(key), fix=f"write its keys below it, such as {key}.{next(iter(under))}"
+            )
+
+
 def read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Place]]:
     """The file's values, interpolations untouched, and the place of every key."""
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             text = file.read(_LONGEST + 1)
-    except FileNotFoundError:
-        raise ConfigError(Problem(f"there is no file {path}", fix=_nearby(path))) from None
-    except UnicodeDecodeError:
-        raise ConfigError(Problem(f"{path} is not a text file in UTF-8")) from None
-    except OSError as error:
-        raise ConfigError(Problem(f"{path} cannot be read: {error.strerror}")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(unreadable(path, error)) from None
     if len(text) > _LONGEST:
         raise ConfigError(Problem(f"{path} has more than {_LONGEST:,} characters; a configuration has fewer"))
     values, places = _parsed(text, path)
@@ -169,10 +190,3 @@ def _parsed(text: str, path: str) -> tuple[dict[str, Any], dict[str, Place]]:
 
         values = parse(text, path, places)
     return values, places
-
-
-def _nearby(path: str) -> str:
-    folder = Path(path).expanduser().parent
-    files = [str(file) for file in sorted(folder.glob("*.y*ml"))] if folder.is_dir() else []
-    guess = nearest(path, files)
-    return f"did you mean {guess}?" if guess else ""

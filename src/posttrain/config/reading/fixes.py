@@ -51,6 +51,8 @@ def fix_of(
         return f"write {written}, in quotes on the command line: '{key}={written}'"
     if kind in ("model_type", "dict_type"):
         return _section(key, value, inside)
+    if kind.startswith(("int_", "float_")) and isinstance(value, str) and re.fullmatch(r"\d{1,3}([,_']\d{3})+", value):
+        return f"write {re.sub('[^0-9]', '', value)}"
     if kind == "literal_error" and isinstance(value, str):
         return _literal(value, str(context["expected"]))
     if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
@@ -68,6 +70,8 @@ def _may_be_null(field: FieldInfo | None) -> bool:
 
 def _section(key: str, value: Any, inside: Collection[str]) -> str:
     """A value in the place of a section is most likely one of the keys in it: its name, its path or its files."""
+    if blank := missing_blank(value, inside):
+        return blank
     if isinstance(value, str) and "name" in inside and not value.endswith(".py"):
         return f"did you mean {key}.name={value}?"
     if isinstance(value, str) and "terms" in inside:
@@ -76,6 +80,14 @@ def _section(key: str, value: Any, inside: Collection[str]) -> str:
         if name in inside and (isinstance(value, str) or name == "rank"):
             return f"did you mean {key}.{name}={written}?"
     return ""
+
+
+def missing_blank(value: Any, inside: Collection[str]) -> str:
+    """The fix for ``path:model`` in the place of a section with a key path; "" for another value."""
+    found = re.match(r"(\w+)[:\uff1a]\s*(\S.*)", value, re.S) if isinstance(value, str) else None
+    if found is None or found[1] not in inside:
+        return ""
+    return f"put a colon and a blank after the key: {found[1]}: {found[2].splitlines()[0]}"
 
 
 def _literal(value: str, expected: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from posttrain.config.reading import hydra
 from posttrain.config.reading.broken_yaml import yaml_problem
@@ -71,7 +71,7 @@ def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> 
             f"set it, or give a default: ${{oc.env:{name},...}}",
         )
     if match := re.search(r"Interpolation key '(.+?)' not found", reason):
-        guess = nearest(match[1], sources.places)
+        guess = nearest(match[1], [place for place in sources.places if not match[1].startswith(f"{place}.")])
         fix = "only keys that are written can be referred to, not defaults"
         if guess:
             place = sources.places[guess].text
@@ -79,10 +79,17 @@ def _interpolation_error(written: str, error: Exception, sources: SourceMap) -> 
         return f"{written} refers to {match[1]}, which is not written anywhere", fix
     if match := re.search(r"Unsupported interpolation type (\S+)", reason):
         return f"{written} asks for a resolver {match[1]!r} that does not exist", "oc.env, oc.select, now and ${key} do"
+    if "Recursive interpolation" in reason:
+        return f"{written} leads back to itself", "write a value in the place of one of the references"
     return f"{written} cannot be resolved: {reason}", ""
 
 
 def _problem(error: OmegaConfBaseException, sources: SourceMap) -> Problem:
     """Describe an error that OmegaConf raises at once: a ``${`` that is not closed, a value of an unsupported type."""
     key = re.sub(r"\[(\d+)\]", r".\1", error.full_key or "")
+    if isinstance(error, GrammarParseError):
+        found = re.search(r"input '(.+)'", str(error))
+        what = f"{key} holds {found[1] if found else 'a text with ${'}, which cannot be read as a reference"
+        fix = "close it with }, or write \\${ for the plain characters"
+        return Problem(what, where=sources.where(key), fix=fix)
     return Problem(str(error).splitlines()[0], where=sources.where(key) if key else sources.file or "")

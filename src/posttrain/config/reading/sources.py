@@ -14,6 +14,7 @@ from posttrain.errors import ConfigError, Problem
 from posttrain.libraries import yaml_text
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
+NO_NAMES = {"tag:yaml.org,2002:bool": "a truth value", "tag:yaml.org,2002:null": "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,10 @@ def places_of_yaml(text: str, file: str) -> dict[str, Place]:
         root = yaml_text.compose(text)
     except yaml.MarkedYAMLError as error:
         raise ConfigError(yaml_problem(error, file)) from None
-    except yaml.YAMLError as error:  # a character that YAML does not allow; it carries no line
-        raise ConfigError(Problem(f"not readable as YAML: {str(error).splitlines()[0]}", where=file)) from None
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        what = f"not readable as YAML: {str(error).splitlines()[0]}"
+        raise ConfigError(Problem(what, where=f"{file}:{line}", fix="remove the character")) from None
     if root is None:
         return {}
     if not isinstance(root, MappingNode):
@@ -121,6 +124,9 @@ def _walk(
                 continue
             name = child(key, key_node.value if isinstance(key_node, ScalarNode) else "?")
             line = key_node.start_mark.line + 1
+            if key_node.tag in NO_NAMES:
+                what = f"the key {name} is {NO_NAMES[key_node.tag]} in YAML, and keys are names"
+                problems.append(Problem(what, where=f"{file}:{line}", fix=f'put it in quotes: "{key_node.value}"'))
             if name in lines:
                 problems.append(
                     Problem(

@@ -14,11 +14,12 @@ from posttrain.dialects.scripts.names import NUMBERED, SeveralTrainers
 from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
-from posttrain.dialects.scripts.trainers import Trainer
+from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
 from posttrain.dialects.words import OUR_SECTION
-from posttrain.errors import ConfigError, Problem, did_you_mean
+from posttrain.errors import ConfigError, Problem, did_you_mean, nearest
 
 _PLACEHOLDER = re.compile(r"([+\w.@/-]+)=(<[^<>'\"]+>)")  # actor_rollout_ref.model.path=<path_to_model>
+_OVERRIDE = re.compile(r"\+{0,2}\w+(\.[\w-]+)+=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Launch:
     line: int
     notes: tuple[str, ...] = ()
     asks: tuple[Problem, ...] = ()  # what a run needs confirmed, by its field in posttrain.own_keys
+    lost: tuple[Problem, ...] = ()  # arguments that a shell does not pass, from which other problems may follow
 
 
 def read_script(
@@ -76,6 +78,8 @@ def read_script(
         text = file.expanduser().read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(Problem(f"the script {file} cannot be read: {error.strerror}")) from None
+    if "\0" in text:
+        raise ConfigError(Problem(f"the script {file} is not a text file in UTF-8", fix="save it in UTF-8"))
     surroundings = os.environ if environment is None else environment
     # Keys of this program are no arguments of the script, whose options they would end.
     handed = [word for word in arguments if not word.lstrip("+").startswith(f"{OUR_SECTION}.")]
@@ -105,13 +109,15 @@ def read_script(
     found, unknown = _launch(
         shell, call, place, trainer, arguments, Asked(leaves_out, takes_names, counts_devices, takes_empty)
     )
+    lost = _lost_lines(shell, call)
     return Launch(
         arguments=found,
         dialect=trainer.dialect,
         line=call.line,
+        lost=tuple(lost),
         asks=tuple(replace(each, where=f"{shell.script}:{call.line}") for each in trainer.asks),
         notes=(
-            *_lost_lines(call),
+            *map(str, lost),
             *dict.fromkeys(shell.remarks),
             *trainer.notes,
             *map(_guard_note, dict.fromkeys(shell.guards)),
@@ -167,6 +173,8 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, int, Trainer]:
     if not calls and shell.ended:
         fix = "pass what it asks for: posttrain plan SCRIPT.sh VALUE ..."
         raise ConfigError(Problem(f"the script ends before it calls a trainer, at {file}:{shell.ended}", fix=fix))
+    if not calls and (slip := _misspelt(shell)) is not None:
+        raise ConfigError(slip)
     if not calls:
         seen = list(dict.fromkeys(f"{' '.join(call.words[:4])[:60]} (line {call.line})" for call in shell.calls))
         read = (
@@ -256,18 +264,33 @@ def _key(word: str) -> str:
     return key.lstrip("+") if equals and not key.startswith("-") else ""
 
 
-def _lost_lines(call: Call) -> list[str]:
-    """Arguments behind the end of the command, which a shell does not pass: a comment or a blank behind a backslash ends it."""
-    notes = []
+def _misspelt(shell: Shell) -> Problem | None:
+    """The problem of a command whose module is one slip away from a trainer's."""
+    for call in shell.calls:
+        for word in call.words:
+            near = nearest(word.removesuffix(".py").replace("/", "."), ENTRY_POINTS) if "main_" in word else None
+            if near is not None and "=" not in word:
+                where = f"{call.script}:{call.line}"
+                return Problem(f"there is no trainer {word}", where=where, fix=f"did you mean {near}?")
+    return None
+
+
+def _lost_lines(shell: Shell, call: Call) -> list[Problem]:
+    """Arguments behind the end of the command, which a shell does not pass: a comment, a blank behind a backslash or a lacking
+    backslash ends it."""
     file, last = call.script, call.last_line
     lines = file.expanduser().read_text(encoding="utf-8", errors="replace").splitlines()
     if last > len(lines):
         return []
     following = lines[last] if last < len(lines) else ""
     if re.search(r"\\[ \t]+$", lines[last - 1]):
-        notes.append(f"{file}:{last} ends in a backslash and a blank: the shell passes none of the lines after it")
-    elif lines[last - 1].endswith("\\") and following.lstrip().startswith("#"):
-        notes.append(
-            f"{file}:{last + 1} is a comment, which ends the command: the shell passes none of the lines after it"
-        )
-    return notes
+        what = "the line ends in a backslash and a blank: the shell passes none of the lines after it"
+        return [Problem(what, where=f"{file}:{last}", fix="remove the blank")]
+    if lines[last - 1].endswith("\\") and following.lstrip().startswith("#"):
+        what = "the line is a comment, which ends the command: the shell passes none of the lines after it"
+        return [Problem(what, where=f"{file}:{last + 1}", fix="move the comment above the command")]
+    after = next((each for each in shell.calls if each.script == file and each.line == last + 1), None)
+    if after is not None and _OVERRIDE.match(after.words[0]):
+        what = "the line lacks a backslash at its end: the shell passes none of the lines after it"
+        return [Problem(what, where=f"{file}:{last}", fix="end it in a blank and a backslash")]
+    return []

@@ -33,7 +33,8 @@ def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
     The grammar (0.25) cuts ``http://$HOST:$PORT`` and ``run_$$`` behind a dollar sign and a word at a continued line, so all
     are written in a form that it reads: ``${PORT}``, ``${$}``, and one line.
 
-    Raises: ConfigError for a quote that is not closed, with its place in ``script``, whose lines begin behind ``offset``.
+    Raises: ConfigError for a quote, a condition or a loop that is not closed, with its place in ``script``, whose lines begin
+        behind ``offset``.
     """
     plain = _REMARK.sub(lambda found: " " * len(found[0].encode()), text)
     plain = _LOGICAL.sub(_joined, plain)
@@ -41,6 +42,7 @@ def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
     root = _parser().parse(data).root_node
     if script is not None and root.has_error:
         _refuse_open_quotes(root, script, offset)
+        _refuse_open_blocks(root, script, offset)
     verbatim = sorted(_verbatim(root))
     parts, place = [], 0
     for begin, end in [*verbatim, (len(data), len(data))]:
@@ -61,6 +63,17 @@ def _refuse_open_quotes(root: Node, script: Path, offset: int) -> None:
             what = f"the quote that opens at line {begins.start_point[0] + 1 + offset} is not closed"
             where = f"{script}:{begins.start_point[0] + 1 + offset}"
             raise ConfigError(Problem(what, where=where, fix="close it; a shell does not run the command either"))
+
+
+def _refuse_open_blocks(root: Node, script: Path, offset: int) -> None:
+    """Refuse an ``if``, a loop or a ``case`` without its end."""
+    for node in _every(root):
+        if node.is_missing and node.type in ("fi", "done", "esac") and node.parent is not None:
+            begins = node.parent if node.parent.type != "do_group" else node.parent.parent or node.parent
+            line = begins.start_point[0] + 1 + offset
+            what = f"the {begins.children[0].type} of line {line} is not closed"
+            fix = f"close it with {node.type}; a shell does not run the script either"
+            raise ConfigError(Problem(what, where=f"{script}:{line}", fix=fix))
 
 
 def _every(node: Node) -> Iterator[Node]:

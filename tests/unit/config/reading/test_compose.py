@@ -180,18 +180,49 @@ class TestBadFiles:
             compose("rum.yaml", [])
 
     def test_a_folder_is_not_a_file(self) -> None:
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with pytest.raises(ConfigError, match="is a folder"):
             compose(".", [])
 
     def test_not_text(self) -> None:
         Path("run.yaml").write_bytes(b"a: \xff\n")
-        with pytest.raises(ConfigError, match=r"run\.yaml is not a text file in UTF-8"):
+        with pytest.raises(ConfigError, match=r"run\.yaml is not a text file in UTF-8: byte 0xff, at run\.yaml:1"):
             compose("run.yaml", [])
+        Path("run.yaml").write_text("a: 1\n", encoding="utf-16")
+        with pytest.raises(ConfigError, match=r"run\.yaml is a text file in UTF-16; save it in UTF-8"):
+            compose("run.yaml", [])
+
+    def test_a_link_that_leads_nowhere(self) -> None:
+        Path("link.yaml").symlink_to("gone.yaml")
+        with pytest.raises(ConfigError, match=r"link\.yaml is a link to gone\.yaml, and there is no such file$"):
+            compose("link.yaml", [])
+
+    def test_a_value_in_the_place_of_a_section_is_reported_alone(self) -> None:
+        Path("run.yaml").write_text("a: [1]\n", encoding="utf-8")
+        what = (
+            r"^a must be a section of key: value lines, not a list of 1, at run\.yaml:1 a; write its keys .* as a\.b$"
+        )
+        with pytest.raises(ConfigError, match=what):
+            compose("run.yaml", [], base={"a": {"b": 1}, "c": "${a.b}", "d": "${a.b}"})
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("a: 1\nb: [1, 2\nc: 3\n", "not valid YAML: .*, at run.yaml:3"),
+            ("a: 1\nyes: 2\n", 'the key yes is a truth value in YAML, and keys are names, at run.yaml:2; put it in quotes'),
+            ("a:\n  ~: 2\n", 'the key a.~ is null in YAML, and keys are names, at run.yaml:2; put it in quotes: "~"'),
+            ("a: 1\n---\nb: 1\n", "a second document begins here, at run.yaml:2; keep one"),
+            ("a: {<<: [1]}\n", "<< takes a section, or a list of sections, at run.yaml:1; write <<: \\*NAME"),
+            ("a: 1\nb: \0\n", "not readable as YAML: .*, at run.yaml:2; remove the character"),
+            ("a: ${b.c}\nb: {cd: 1}\n", "refers to b.c, .* did you mean \\${b.cd}"),
+        ],
+    )  # fmt: skip
+    def test_further_slips(self, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            composed(text)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a: 1\nb: [1, 2\nc: 3\n", "not valid YAML: .*, at run.yaml:2"),
             ("a: 1\n\tb: 2\n", "a tab, at run.yaml:2"),
             ("a: 1\nb: 2: 3\n", "not valid YAML: this line cannot hold a key: .* two `: `, at run.yaml:2; .*in quotes"),
             (
@@ -204,11 +235,11 @@ class TestBadFiles:
             ),
             ("  a: 1\nb: 2\n", "this line is indented otherwise than the lines above, at run.yaml:2; indent"),
             ("a:\n  - 1\n - 2\n", "indented otherwise than its section, which begins on line 1, at run.yaml:3"),
-            ("a: 1\nb\nc: 2\n", "line 2 is no `key: value`, at run.yaml:3; put a colon"),
-            ("a: 'x\nb: 2\n", "the quote that opens on line 1 is not closed, at run.yaml:3"),
+            ("a: 1\nb\nc: 2\n", "line 2 is no `key: value`, at run.yaml:2; put a colon"),
+            ("a: 'x\nb: 2\n", "the quote that opens on line 1 is not closed, at run.yaml:1"),
             (
                 "a: {x: 1\nb: 3\n",
-                "the list or mapping that opens on line 1 is not closed, at run.yaml:2; close it with }",
+                "the list or mapping that opens on line 1 is not closed, at run.yaml:1; close it with }",
             ),
             ("a: @x\n", "a value cannot begin with @, at run.yaml:1; put it in quotes"),
             ('a: "\\q"\n', r"\\q means nothing in double quotes, at run.yaml:1; write"),
@@ -251,14 +282,15 @@ class TestBadFiles:
         assert "did you mean ${alpha}? Or is alpha (" in messages[0] and messages[0].endswith("meant to be alhpa?")
         assert messages[1].startswith("the environment variable NO_SUCH_VARIABLE is not set")
         assert messages[2].startswith("${nope:1} asks for a resolver 'nope' that does not exist, at run.yaml:5 e")
-        assert messages[3].startswith("${f} cannot be resolved: Recursive interpolation detected, at run.yaml:6 f")
+        assert messages[3].startswith("${f} leads back to itself, at run.yaml:6 f; write a value")
         assert messages[4] == "g must be given: ??? stands in its place, at run.yaml:7 g"
 
     @pytest.mark.parametrize(("text", "overrides"), [("a: {b: '${x'}\n", []), ("a: {b: 1}\n", ["a.b='${x'"])])
     def test_an_interpolation_that_is_not_closed(self, text: str, overrides: list[str]) -> None:
         (message,) = refusal(text, *overrides)
         assert "${x" in message
-        assert message.endswith("override a.b='${x'" if overrides else "run.yaml:1 a.b")
+        place = "override a.b='${x'" if overrides else "run.yaml:1 a.b"
+        assert message.endswith(f"{place}; close it with }}, or write \\${{ for the plain characters")
 
 
 @pytest.mark.usefixtures("in_folder")

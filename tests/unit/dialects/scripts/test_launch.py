@@ -202,10 +202,27 @@ def test_one_of_several_trainers_is_chosen_by_its_number(tmp_path: Path) -> None
 def test_lines_that_a_shell_does_not_pass_are_reported(tmp_path: Path, end: str) -> None:
     launch = read(tmp_path, f"{CALL}a=1 \\\n  {end}")
     assert launch.arguments == ("a=1",)
-    assert re.search(r"run\.sh:2 is a comment, which ends the command", launch.notes[0])
+    assert re.search(r"^the line is a comment, which ends the command.*, at .*run\.sh:2;", launch.notes[0])
     blank = read(tmp_path, f"{CALL}a=1 \\ \n  b=2\n")
     assert "a=1" in blank.arguments and "b=2" not in blank.arguments
-    assert "run.sh:1 ends in a backslash and a blank" in blank.notes[0]
+    assert re.search(r"^the line ends in a backslash and a blank.*, at .*run\.sh:1;", blank.notes[0])
+    lacking = read(tmp_path, f"{CALL}a=1\n  b.c=2 \\\n  d=3\n")
+    assert lacking.arguments == ("a=1",)
+    assert re.search(r"^the line lacks a backslash at its end.*, at .*run\.sh:1;", lacking.notes[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("if true; then\n{call}a=1\n", r"the if of line 1 is not closed, at .*run\.sh:1; close it with fi"),
+        ("true\nfor x in 1 2; do\n{call}a=1\n", r"the for of line 2 is not closed, at .*run\.sh:2; close it with done"),
+        ("python3 -m verl.trainer.main_pp a=1\n", r"no trainer verl.trainer.main_pp, at .*:1; did you mean .*main_ppo"),
+        ("a\0b\n", r"run\.sh is not a text file in UTF-8; save it in UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_a_shell_does_not_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text.replace("{call}", CALL))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.heads import refuse_joint_heads
 from posttrain.dialects.ledger import ABSENT, leaves
 from posttrain.dialects.reader import Reader
 
@@ -46,6 +47,7 @@ def plain(keys: Reader, section: str) -> dict[str, Any]:
 def warmup(keys: Reader, section: str, role: str) -> dict[str, Any]:
     """The share of warm-up, rounded up as transformers does; and how slowly its inverse_sqrt falls where there is no warm-up: it
     takes the warm-up's steps otherwise."""
+    refuse_joint_heads(keys, f"{section}.mtp_training_mode")
     args = f"{section}.training_args"
     steps, ratio = keys[f"{args}.warmup_steps"], keys[f"{args}.warmup_ratio"]
     fields: dict[str, Any] = {f"{role}.schedule.warmup_ratio": ratio}

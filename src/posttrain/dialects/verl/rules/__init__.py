@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.heads import refuse_joint_loss
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import algorithm, recipes, records
 from posttrain.dialects.verl.rules.asynchronous import asynchronous, set_generation
@@ -59,6 +60,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= shuffles(keys, has_critic=has_critic)
     fields |= routing(keys)
     fields |= lora(keys, MODEL, "policy")
+    refuse_joint_loss(keys, MODEL)
     if has_critic:
         fields |= lora(keys, "critic.model", "critic")
     fields |= sampling(keys)

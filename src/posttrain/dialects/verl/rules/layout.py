@@ -223,10 +223,7 @@ def _sampler(keys: Reader, devices: int) -> dict[str, Any]:
         return {}
     experts = get(keys, sharing, 1)
     fields: dict[str, Any] = {}
-    if experts > 1 and engine == "trtllm":  # experts within the group that splits a layer
-        fields["rollout.engine_options.inference_engine_expert_parallel_size"] = experts
-        keys.ignore(copies, "trtllm's copies work by themselves")
-    elif experts > 1:
+    if experts > 1:
         size *= get(keys, copies, 1)
         fields["rollout.engine_options.inference_engine_expert_parallel_size"] = experts
         if experts != size:

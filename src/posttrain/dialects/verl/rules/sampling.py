@@ -38,6 +38,11 @@ def name_of_engine(keys: Reader) -> None:
         if not keys.here:
             keys.problem(f"{key}=trtllm: there is no sampler of TensorRT-LLM here", key=key, fix=f"use {key}=vllm")
         keys.put(key, "vllm")
+        if (
+            get(keys, f"{ROLLOUT}.expert_parallel_size", 1) > 1
+        ):  # a part of the devices that split a layer, unlike vLLM's
+            keys.put(f"{ROLLOUT}.expert_parallel_size", 1)
+            keys.ignore(f"{ROLLOUT}.expert_parallel_size", "there is no sampler of TensorRT-LLM here")
 
 
 def sampling(keys: Reader) -> dict[str, Any]:

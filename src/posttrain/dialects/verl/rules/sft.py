@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.dialects.heads import refuse_joint_loss
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
 from posttrain.dialects.verl.rules.lora import lora
@@ -28,6 +29,7 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     name_engine(keys)
     later = is_engine(keys)
     fields = (engine_fields(keys) if later else _columns(keys) | _precision(keys)) | _dataset_class(keys)
+    refuse_joint_loss(keys, "model")
     fields |= lora(keys, "model", "policy") | _layout(keys) | _length(keys) | _cadence(keys) | trackers(keys)
     fields |= schedule(keys) | optimizer(keys) | _template(keys)
     if get(keys, "trainer.resume_mode") is not None:
