@@ -151,6 +151,9 @@ def take_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, given
 
 
+MACHINE_DEVICES = 8  # of a machine that a plan takes where a script counts those of its own
+
+
 def _none(dialect: str, key: str) -> bool:
     return False
 
@@ -193,7 +196,8 @@ def load_request(
             passes_guards=skip_files,
             leaves_out=partial(has_no_effect, drop_unknown=drop_unknown),
             takes_names=takes_text if skip_files else _none,
-            counts_devices=counts_devices if here else _none,
+            counts_devices=counts_devices if here or skip_files else _none,
+            devices=1 if here else MACHINE_DEVICES,
             takes_empty=is_switch if skip_files else _none,
         )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect

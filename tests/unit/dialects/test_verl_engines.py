@@ -169,3 +169,39 @@ def test_a_list_in_quotes_is_read_as_a_list() -> None:
     assert any("is read as the list in it" in text for text in loaded.warnings)
     [problem] = read_dialect(DIALECT, None, ["optim.betas='[a]'", "trainer.n_gpus_per_node=1"], entry=SFT).problems
     assert "must be list of float" in problem.what
+
+
+def test_the_settings_that_verls_own_file_of_megatron_holds_are_no_unknown_options() -> None:
+    """Names of verl/trainer/config/engine/megatron.yaml from 0.7 to August 2026, on eight devices."""
+    section = f"{A}.megatron"
+    held = {
+        "_target_": "verl.workers.config.McoreEngineConfig",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "dynamic_context_parallel": False,
+        "entropy_from_logits_chunk_size": 2048,
+        "entropy_from_logits_with_chunking": False,
+        "forward_only": False,
+        "max_seqlen_per_dp_cp_rank": "null",
+        "pad_bshd_to_minibatch_max": True,
+        "use_megatron_fsdp": False,
+        "use_remove_padding": True,
+    }
+    texts = [
+        f"++{role}.megatron.{name}={value}" for role in (A, "actor_rollout_ref.ref") for name, value in held.items()
+    ]
+    found = config(f"{A}.strategy=megatron", "+actor_rollout_ref.ref.strategy=megatron", f"++{A}.use_kl_loss=True",
+                   "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1", *texts)  # fmt: skip
+    assert found.policy.engine == "megatron" and "_target_" not in found.policy.engine_options
+    refused = read_config(None, [*BASE, f"{A}.strategy=megatron", f"++{section}.qat.enable=True"], "verl")
+    assert [problem.field for problem in refused.problems] == [f"{section}.qat.enable"]
+
+
+def test_verls_reference_may_have_changes_to_its_config_json_which_verl_does_not_read() -> None:
+    key = "actor_rollout_ref.ref.model.override_config.attn_implementation"
+    loaded = read_config(None, [*BASE, f"+{key}=eager"], "verl")
+    assert not loaded.problems and key in [each.key for each in loaded.ignored]
+
+
+@pytest.mark.parametrize("kept", [0, -1])
+def test_zero_and_minus_one_keep_all_checkpoints(kept: int) -> None:
+    assert config(f"trainer.max_actor_ckpt_to_keep={kept}").checkpoint.keep_last is None

@@ -14,7 +14,7 @@ from posttrain.dialects.scripts.filters import filtered
 from posttrain.dialects.scripts.limits import MAX_DEPTH, MAX_WORDS, too_much
 from posttrain.dialects.scripts.parsing import parse
 from posttrain.dialects.scripts.programs import formatted, output_of
-from posttrain.dialects.scripts.state import Call, Leave, Node, Shell, Value
+from posttrain.dialects.scripts.state import HOLE, Call, Leave, Node, Shell, Value
 from posttrain.errors import ConfigError, Problem
 from posttrain.registry import is_installed
 
@@ -187,9 +187,19 @@ def _program(shell: Shell, words: list[str], node: Node) -> Truth:
 
 def _script(shell: Shell, word: str) -> Path | None:
     """The file of a script that is called; a relative one may stand below a folder above the calling script, which its users
-    start in. None where there is none."""
-    above = (Path.cwd() / shell.script).resolve().parents if not Path(word).is_absolute() else ()
-    return next((file for file in (shell.path(word), *(folder / word for folder in above)) if file.is_file()), None)
+    start in, and an absolute one in this checkout, where that is not there. None where there is none."""
+    above = (Path.cwd() / shell.script).resolve().parents
+    if not Path(word).is_absolute():
+        return next((file for file in (shell.path(word), *(folder / word for folder in above)) if file.is_file()), None)
+    if Path(word).is_file():
+        return Path(word)
+    # A checkout that stands elsewhere on the machine of the script: its file, by the end of the path
+    parts = Path(word).parts[1:]
+    tails = (Path(*parts[start:]) for start in range(len(parts)))
+    found = next((folder / tail for tail in tails for folder in above if (folder / tail).is_file()), None)
+    if found is not None:
+        shell.remarks.append(f"{HOLE.sub('...', word)} is not here; {found} is read in its place")
+    return found
 
 
 def _imported(words: list[str]) -> str | None:
@@ -264,8 +274,8 @@ def _child(shell: Shell, text: str, arguments: list[str], node: Node, file: Path
 def _sourced(shell: Shell, rest: list[str], node: Node) -> Truth:
     if not rest or shell.as_tested(rest[0]) is None:
         return None
-    file = shell.path(rest[0])
-    if not file.is_file():
+    file = _script(shell, rest[0]) if Path(rest[0]).is_absolute() else shell.path(rest[0])
+    if file is None or not file.is_file():
         return None
     kept = shell.line_offset, shell.positional, shell.script
     if rest[1:]:

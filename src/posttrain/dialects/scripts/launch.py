@@ -12,13 +12,14 @@ from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.commands import run_text, substitute
 from posttrain.dialects.scripts.names import NUMBERED, SeveralTrainers
 from posttrain.dialects.scripts.own_programs import started_by
-from posttrain.dialects.scripts.state import HOLE, Call, Leave, Shell, new_shell
+from posttrain.dialects.scripts.state import HOLE, Call, Hole, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import ConfigError, Problem, did_you_mean, nearest
 
 _PLACEHOLDER = re.compile(r"([+\w.@/-]+)=(<[^<>'\"]+>)")  # actor_rollout_ref.model.path=<path_to_model>
+_ASKS_MACHINE = re.compile(r"(nvidia|npu|rocm)-smi|device_count|\b(SLURM|PBS|LSB|OMPI)_|CUDA_VISIBLE_DEVICES|\bnproc\b")
 _OVERRIDE = re.compile(r"\+{0,2}\w+(\.[\w-]+)+=")
 
 
@@ -30,6 +31,7 @@ class Asked:
     takes_names: Callable[[str, str], bool]
     counts_devices: Callable[[str, str], bool]
     takes_empty: Callable[[str, str], bool]
+    devices: int  # that stand for an unknown count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ def read_script(
     takes_names: Callable[[str, str], bool] = lambda dialect, key: False,
     counts_devices: Callable[[str, str], bool] = lambda dialect, key: False,
     takes_empty: Callable[[str, str], bool] = lambda dialect, key: False,
+    devices: int = 1,
 ) -> Launch:
     """Find the trainer's command of a script, with its variables resolved and without running it.
 
@@ -67,7 +70,7 @@ def read_script(
         key, and whether its value is empty, why it does not count, so that its value may stay unknown; "" where it does.
         ``takes_names`` tells whether the name of a variable that is not set, or of a program whose output is meant, may stand
         for the value of a key, as in a path that need not exist;
-        ``counts_devices`` whether it counts devices, of which there is one, so that an unknown number is 1; ``takes_empty``
+        ``counts_devices`` whether it counts devices, so that an unknown number is ``devices``, or 1 of machines; ``takes_empty``
         whether an empty value is read as one, so that a variable which is not set is empty, as in a shell.
 
     Raises: ConfigError for a script that cannot be read, calls no trainer or several, or holds parts that cannot be resolved.
@@ -107,7 +110,7 @@ def read_script(
     _check_given(shell, file, given or {})
     call, place, trainer = _chosen(shell, file, wanted)
     found, unknown = _launch(
-        shell, call, place, trainer, arguments, Asked(leaves_out, takes_names, counts_devices, takes_empty)
+        shell, call, place, trainer, arguments, Asked(leaves_out, takes_names, counts_devices, takes_empty, devices)
     )
     lost = _lost_lines(shell, call)
     return Launch(
@@ -215,9 +218,11 @@ def _launch(
             if why:
                 notes.append(f"{key} is left out: {why}, and {holes[0].what}")
                 continue
-        if holes and key and asked.counts_devices(trainer.dialect, key):
-            notes.append(f"{key} is 1, for the one device of --here: {holes[0].what}")
-            word = f"{word.partition('=')[0]}=1"
+        counted = _devices(key, holes, asked.devices) if asked.counts_devices(trainer.dialect, key) else 0
+        if holes and key and counted:
+            why = "for the one device of --here" if asked.devices == 1 else "in this plan; the run counts its own"
+            notes.append(f"{key} is {counted}, {why}: {holes[0].what}")
+            word = f"{word.partition('=')[0]}={counted}"
         elif (
             holes and shell.as_tested(word) == f"{word.partition('=')[0]}=" and asked.takes_empty(trainer.dialect, key)
         ):
@@ -247,6 +252,16 @@ def _launch(
             what = f"{name} is written by the script itself, and reading a script writes nothing"
             raise ConfigError(Problem(what, where=f"{shell.script}:{line}", fix="write the file before, and name it"))
     return arguments, list(dict.fromkeys(notes))
+
+
+def _devices(key: str, holes: Sequence[Hole], devices: int) -> int:
+    """The count that stands for an unknown one: with --here 1, else that of a usual machine where the script asks its machine or
+    its scheduler for it; 0 where it asks the user."""
+    if devices == 1:
+        return 1
+    if not all(_ASKS_MACHINE.search(hole.what) for hole in holes):
+        return 0
+    return devices if "gpus" in key or key.endswith("num_engines") else 1
 
 
 def _at_once(shell: Shell, words: Sequence[str], problems: list[Problem]) -> list[Problem]:

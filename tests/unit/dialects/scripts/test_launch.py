@@ -198,6 +198,31 @@ def test_one_of_several_trainers_is_chosen_by_its_number(tmp_path: Path) -> None
     assert read_script(f"{script}#2").arguments == ("a=2",)
 
 
+def test_a_script_named_by_the_path_of_another_machine_is_read_in_this_checkout(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "run.sh").write_text(f"{CALL}a=1\n", encoding="utf-8")
+    launch = read(tmp_path, "ROOT=${ROOT:-/nowhere/project}\nbash $ROOT/scripts/run.sh\n")
+    assert launch.arguments == ("a=1",)
+    assert any(
+        f"/nowhere/project/scripts/run.sh is not here; {tmp_path}/scripts/run.sh" in note for note in launch.notes
+    )
+
+
+def test_devices_that_a_script_counts(tmp_path: Path) -> None:
+    text = f"N=$(nvidia-smi -L | wc -l)\n{CALL}trainer.n_gpus_per_node=$N trainer.nnodes=$SLURM_NNODES\n"
+
+    def counted(text: str, devices: int) -> tuple[str, ...]:
+        script = tmp_path / "count.sh"
+        script.write_text(text, encoding="utf-8")
+        count = lambda dialect, key: True  # noqa: E731
+        return read_script(str(script), environment={}, counts_devices=count, devices=devices).arguments
+
+    assert counted(text, 8) == ("trainer.n_gpus_per_node=8", "trainer.nnodes=1")
+    assert counted(text, 1) == ("trainer.n_gpus_per_node=1", "trainer.nnodes=1")
+    with pytest.raises(ConfigError, match=r"\$GPUS of line 1 is not set"):  # a number that the user gives
+        counted(f"{CALL}trainer.n_gpus_per_node=$GPUS\n", 8)
+
+
 @pytest.mark.parametrize("end", ["# b=2 \\\n  c=3\n"])
 def test_lines_that_a_shell_does_not_pass_are_reported(tmp_path: Path, end: str) -> None:
     launch = read(tmp_path, f"{CALL}a=1 \\\n  {end}")

@@ -7,17 +7,12 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import recipes
-from posttrain.dialects.verl.rules.look import engine_options, get, kind_of_device
+from posttrain.dialects.verl.rules.look import MEGATRONS_SIZES, engine_options, get, kind_of_device, megatron_options
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
 from posttrain.dialects.verl.strategies import MEGATRON, MINDSPEED, OTHERS, SECTIONS, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 
 # Parallel sizes here, and Megatron's names for them
-_SIZES = {
-    "tensor_parallel": "tensor_model_parallel_size",
-    "pipeline_parallel": "pipeline_model_parallel_size",
-    "sequence_parallel": "context_parallel_size",
-}
 TEACHERS = "distillation"  # the section with the pool of all teachers
 
 
@@ -128,14 +123,10 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
     sharding = f"{section}.fsdp_config" if role == "policy" else f"{model}.fsdp_config"
     if strategy == MEGATRON:
         place = f"{section}.{MINDSPEED if keys.written(f'{section}.{MINDSPEED}') else MEGATRON}"
-        sizes = {name: f"{place}.{key}" for name, key in _SIZES.items()}
+        sizes = {name: f"{place}.{key}" for name, key in MEGATRONS_SIZES.items()}
         keys.ignore(sharding, f"read by {SHARDED_TEXT} only")
         keys.ignore(ulysses, f"read by {SHARDED_TEXT} only; Megatron's is megatron.context_parallel_size")
-        others = {
-            name: value
-            for name, value in keys.section(f"{section}.megatron").items()
-            if name not in _SIZES.values() and value is not None and name != "router_replay"
-        }
+        others = megatron_options(keys, section)
         if role == "policy" and get(keys, FREEZE_ROUTER):
             others["freeze_moe_router"] = True
         fields[f"{role}.engine_options"] = others

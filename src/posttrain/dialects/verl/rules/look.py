@@ -7,6 +7,13 @@ from typing import Any
 from posttrain.dialects.ledger import LATER
 from posttrain.dialects.reader import Reader
 
+# Our size of a group -> Megatron's name
+MEGATRONS_SIZES = {
+    "tensor_parallel": "tensor_model_parallel_size",
+    "pipeline_parallel": "pipeline_model_parallel_size",
+    "sequence_parallel": "context_parallel_size",
+}
+
 
 def get(keys: Reader, name: str, otherwise: Any = None) -> Any:
     """The value of a key; ``otherwise`` where this version does not have the key, or it is null."""
@@ -40,6 +47,13 @@ def engine_options(keys: Reader, section: str, options: str) -> dict[str, Any]:
     wanted = [(row, field) for row in rows for field in row.fields if field.startswith(f"{options}.")]
     found = ((field, keys[row.name], row.to) for row, field in wanted)
     return {field: to(value) if to else value for field, value, to in found if value is not None}
+
+
+def megatron_options(keys: Reader, section: str) -> dict[str, Any]:
+    """Megatron's settings of a role without its sizes, and without those that rules or other rows read."""
+    apart = {*MEGATRONS_SIZES.values(), "router_replay", "qat", "_target_"}
+    given = keys.section(f"{section}.megatron").items()
+    return {name: value for name, value in given if name not in apart and value is not None}
 
 
 def divisors_around(number: int, near: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from posttrain.dialects.ledger import leaves
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.own_keys import looks_misspelt
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.verl.rules.look import engine_options, get
+from posttrain.dialects.verl.rules.look import engine_options, get, megatron_options
 from posttrain.dialects.verl.rules.names import ACTOR, MODEL, REF
 from posttrain.dialects.verl.strategies import MEGATRON, OTHERS
 from posttrain.dialects.words import OUR_SECTION
@@ -88,7 +88,7 @@ def model(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
         }
     if has_reference:
         if keys[f"{ACTOR}.strategy"] == MEGATRON:
-            fields["reference.engine_options"] = keys.section(f"{REF}.megatron")
+            fields["reference.engine_options"] = megatron_options(keys, REF)
         else:
             other = OTHERS.get(keys[f"{ACTOR}.strategy"])
             place = (other and other.section) or "fsdp_config"
@@ -200,7 +200,8 @@ def trainer(keys: Reader) -> dict[str, Any]:
         fields["run.total_epochs"] = keys["trainer.total_epochs"]
     else:
         keys.ignore("trainer.total_epochs", "trainer.total_training_steps is given")
-    kept = get(keys, "trainer.max_actor_ckpt_to_keep") or None  # 0 keeps all, as null does
+    kept = get(keys, "trainer.max_actor_ckpt_to_keep") or None
+    kept = None if kept is not None and kept < 0 else kept  # 0 and -1 keep all, as null does
     if keys["trainer.remove_previous_ckpt_in_save"]:
         key = "trainer.remove_previous_ckpt_in_save"
         if kept not in (None, 1):

@@ -17,8 +17,20 @@ DISPATCHERS = ("alltoall", "allgather")
 EXPERTS_OVER, ONE_EXPERT_OVER = "expert_model_parallel_size", "expert_tensor_parallel_size"
 DISPATCHER, GROUPED, FROZEN = "moe_token_dispatcher_type", "moe_grouped_gemm", "freeze_moe_router"
 ROUTER_DTYPE, RECOMPUTED_LAYER, BALANCE = "moe_router_dtype", "moe_layer_recompute", "moe_aux_loss_coeff"
+SMALL_LOGITS = "moe_z_loss_coeff"
+FLEX = "flex"  # Megatron's name for the kernels of DeepEP, which move the same tokens
 # Options that say something about experts alone, and are read here; those that are not, and why.
-EXPERT_OPTIONS = (EXPERTS_OVER, ONE_EXPERT_OVER, DISPATCHER, GROUPED, FROZEN, ROUTER_DTYPE, RECOMPUTED_LAYER, BALANCE)
+EXPERT_OPTIONS = (
+    EXPERTS_OVER,
+    ONE_EXPERT_OVER,
+    DISPATCHER,
+    GROUPED,
+    FROZEN,
+    ROUTER_DTYPE,
+    RECOMPUTED_LAYER,
+    BALANCE,
+    SMALL_LOGITS,
+)
 _WHERE_THEY_GO = "tokens go where the model's own router sends them"
 _NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine"
 
@@ -31,7 +43,7 @@ class ExpertOptions(Options):
     expert_tensor_parallel_size: Annotated[int, Strict()] | None = option(None, ge=1, fix="use 2")
     """Devices that share one expert's matrices; null: tensor_parallel."""
     moe_token_dispatcher_type: str | None = None
-    """Route of tokens to the devices of their experts: alltoall (each to its own) or allgather (all to all of them)."""
+    """Route of tokens to the devices of their experts: alltoall (each to its own; also flex) or allgather (all to all)."""
     moe_grouped_gemm: bool = False
     """Compute all experts of a device in one product."""
     freeze_moe_router: bool = False
@@ -42,6 +54,8 @@ class ExpertOptions(Options):
     """Recompute layers of experts in the backward pass."""
     moe_aux_loss_coeff: float = 0.0
     """Weight of the loss that balances experts; planned."""
+    moe_z_loss_coeff: float = 0.0
+    """Weight of the loss that keeps the routers' logits small; planned."""
     moe_router_load_balancing_type: Any = ignored(_WHERE_THEY_GO)
     moe_router_score_function: Any = ignored(_WHERE_THEY_GO)
     moe_router_pre_softmax: Any = ignored(_WHERE_THEY_GO)
@@ -72,6 +86,7 @@ class ExpertSettings:
 def expert_settings(given: Mapping[str, Any], wheres: Mapping[str, str], problems: list[Problem]) -> ExpertSettings:
     """Make the settings of options and the places where these stand."""
     dispatcher = given.get(DISPATCHER) or "alltoall"
+    dispatcher = "alltoall" if dispatcher == FLEX else dispatcher
     if dispatcher not in DISPATCHERS:
         what = f"{DISPATCHER}={dispatcher} takes kernels that this engine does not call"
         problems.append(Problem(what, fix=f"use {' or '.join(DISPATCHERS)}", field=wheres[DISPATCHER]))

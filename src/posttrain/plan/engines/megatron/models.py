@@ -16,6 +16,7 @@ from posttrain.plan.engines.megatron.experts import (
     EXPERT_OPTIONS,
     EXPERTS_OVER,
     ONE_EXPERT_OVER,
+    SMALL_LOGITS,
     expert_problems,
 )
 from posttrain.plan.engines.megatron.options import CHUNKS, SPLIT, MegatronSettings, flat_options
@@ -23,7 +24,7 @@ from posttrain.plan.experts import expert_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_FAMILIES)  # Hugging Face's model_type
 # Planned features, requested by a value above 0: name -> feature.
-PLANNED = {BALANCE: "no loss balances the experts yet"}
+PLANNED = {BALANCE: "no loss balances the experts yet", SMALL_LOGITS: "no loss keeps the routers' logits small yet"}
 
 
 def unsupported(text: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,8 @@ from pydantic import Strict
 
 from posttrain.errors import Problem
 from posttrain.plan.engines.megatron.experts import (
+    DISPATCHER,
+    FLEX,
     RECOMPUTED_LAYER,
     ExpertOptions,
     ExpertSettings,
@@ -36,6 +38,7 @@ _NO_KERNELS = "layers are computed by megatron-core's own modules, without the k
 _OWN_FILES = "weights come from and go to Hugging Face folders, which every engine reads"
 _STAYS = "weights and gradients stay where they are between phases"
 _MESSAGES = "messages between devices are sent when they are due, and waited for"
+_MODEL = "the model is built from its config.json"
 _ADDED_UP = "gradients are added up at the update, without Megatron's wrapper"
 Count = Annotated[int, Strict()] | None
 
@@ -102,7 +105,29 @@ class TransformerOptions(ExpertOptions):
     model_config_kwargs: Any = ignored("the model is built from its config.json, changed by model.config_overrides")
     empty_cuda_cache: Any = ignored("memory is kept for the next micro-batch")
     torch_profiler_config: Any = ignored("the section profiling says it")
-    override_mcore_model_config: Any = ignored("the model is built from its config.json")
+    override_mcore_model_config: Any = ignored(_MODEL)
+    multi_latent_attention: Any = ignored(_MODEL)
+    multi_head_latent_attention: Any = ignored(_MODEL)
+    normalization: Any = ignored(_MODEL)
+    swiglu: Any = ignored(_MODEL)
+    distrib_optim_fully_reshardable_mem_efficient: Any = ignored(_OWN_FILES)
+    use_megatron_fsdp: Any = ignored("where weights lie between layers changes no number")
+    dynamic_context_parallel: Any = ignored("all sequences are split over the same devices, with the same numbers")
+    max_seqlen_per_dp_cp_rank: Any = ignored("all sequences are split over the same devices, with the same numbers")
+    context_parallel_algo: Any = ignored(_MESSAGES)
+    entropy_from_logits_with_chunking: Any = ignored("entropy is computed in chunks anyhow")
+    entropy_from_logits_chunk_size: Any = ignored("entropy is computed in chunks of a size of its own")
+    forward_only: Any = ignored("a role that is not trained has no gradients anyhow")
+    use_remove_padding: Any = ignored("rows are packed, and hold no padding")
+    pad_bshd_to_minibatch_max: Any = ignored("rows are packed, and hold no padding")
+    seq_length: Any = ignored("rows may have any length anyhow")
+    swap_optimizer: Any = ignored(_STAYS)
+    use_flash_attn: Any = ignored(_NO_KERNELS)
+    use_fused_swiglu: Any = ignored(_NO_KERNELS)
+    use_fused_rmsnorm: Any = ignored(_NO_KERNELS)
+    use_fused_rotary_pos_emb: Any = ignored(_NO_KERNELS)
+    use_fused_mhc: Any = ignored(_NO_KERNELS)
+    apply_dsa_kernel_fusion: Any = ignored(_NO_KERNELS)
 
 
 class MegatronOptions(TransformerOptions):
@@ -156,6 +181,8 @@ def megatron_settings(options: Mapping[str, Any], *, role: str = "policy") -> Re
         what = f"{_LAYERS_PER_CHUNK} and {other} both say how many layers a stage has at a time"
         fix = f"remove {wheres[_LAYERS_PER_CHUNK]}" + ("" if other == CHUNKS else f", and use {CHUNKS}")
         problems.append(Problem(what, fix=fix, field=wheres[_LAYERS_PER_CHUNK]))
+    if given.get(DISPATCHER) == FLEX:
+        warnings.append(f"{wheres[DISPATCHER]}={FLEX} has no effect: tokens travel by alltoall, to the same experts")
     settings = MegatronSettings(
         sequence_parallel=given.get("sequence_parallel", True),
         recompute=_recompute(given, wheres, problems, warnings),

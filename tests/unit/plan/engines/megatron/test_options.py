@@ -90,7 +90,7 @@ def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
         ({"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}, "recompute_modules names moe_act"),
         ({"expert_model_parallel_size": 0}, "expert_model_parallel_size must be at least 1, not 0"),
         ({"expert_tensor_parallel_size": "all"}, "expert_tensor_parallel_size must be a whole number, not 'all'"),
-        ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type=flex takes kernels"),
+        ({"moe_token_dispatcher_type": "hops"}, "moe_token_dispatcher_type=hops takes kernels"),
         ({"moe_router_dtype": "float16"}, "moe_router_dtype must be fp32 or fp64, not 'float16'"),
         (
             {"virtual_pipeline_model_parallel_size": 0},
@@ -119,6 +119,9 @@ def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
     ("options", "said"),
     [
         ({"moe_permute_fusion": True}, "without the kernels of Transformer Engine"),
+        ({"moe_token_dispatcher_type": "flex"}, "tokens travel by alltoall, to the same experts"),
+        ({"use_remove_padding": False, "use_flash_attn": True}, "without the kernels of Transformer Engine"),
+        ({"use_megatron_fsdp": True}, "where weights lie between layers changes no number"),
         ({"moe_router_load_balancing_type": "sinkhorn"}, "tokens go where the model's own router sends them"),
         (
             {"recompute_granularity": "full", "moe_layer_recompute": True},
