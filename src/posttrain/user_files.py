@@ -24,7 +24,7 @@ FILE = "file://"
 PIP_NAMES = {
     "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dotenv": "python-dotenv", "faiss": "faiss-cpu",
     "fitz": "pymupdf", "PIL": "pillow", "rouge": "rouge-score", "skimage": "scikit-image", "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
+    "pkg_resources": "'setuptools<81'", "yaml": "pyyaml",
 }  # fmt: skip
 
 

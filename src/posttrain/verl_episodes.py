@@ -10,11 +10,12 @@ the object with a batch. ``envs.verl_loop`` evaluates the same expressions, in a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.checkout_files import file_of, imported_names, parsed
+from posttrain.verl_sites import Names, Site, keys_in, names_at, reached, site_of
 
 SAMPLER = "actor_rollout_wg"  # verl's attribute of the workers that sample
 TOKENIZER = "tokenizer"
@@ -23,6 +24,7 @@ BATCH = "pop"  # the method that takes the batch to generate from out of the ste
 ANSWERED = frozenset({"generate_sequences", "world_size"})
 _GIVEN = frozenset({"config", TOKENIZER, SAMPLER})  # attributes of the trainer
 _CLUSTER = frozenset({"ray", "vllm", "sglang", "deepspeed", "megatron"})
+_PROGRAMS = ("config", TOKENIZER)  # names of the program that have their values
 _REWARD = "reward_fn"
 
 
@@ -31,13 +33,11 @@ class NotPlayable(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Expressions of one function, to be evaluated with the names that it assigns."""
+class Attribute:
+    """An attribute of the trainer that its constructor, or the program behind it, gives a value."""
 
-    file: Path
-    assigned: Mapping[str, ast.expr]
-    keys: frozenset[str]  # of the configuration that they read; "" for all of it
-    optional: frozenset[str] = frozenset()  # of these, read with a default
+    value: ast.expr
+    site: Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,14 @@ class EpisodeLoop:
     made: ast.Call  # builds the object
     call: ast.Call  # of the method
     batch: str  # the name of the batch that the method gets
+    rows: str  # the name of the step's batch, out of which that one was taken
     site: Site
+    methods: tuple[ast.FunctionDef, ...]  # of the trainer, which the expressions call
+    attributes: Mapping[str, Attribute]  # of the trainer, which they read
+    counter: str  # the attribute that counts the steps; "" where they do not read it
+    by_row: frozenset[
+        int
+    ]  # arguments, by the identity of their nodes, that are made of the step's batch: a value for each row
     stops: tuple[str, ...]  # texts behind which the class cuts a response
     copies: tuple[str, ...]  # keys of the configuration: how often the trainer repeats a prompt before the loop
     guard: str  # the key without which the trainer plays no episodes; "" without one
@@ -61,6 +68,11 @@ class EpisodeLoop:
     @property
     def title(self) -> str:
         return f"{self.name}.{self.method} (line {self.line} of {self.file})"
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Return the places whose expressions read the configuration."""
+        return self.site, *(each.site for each in self.attributes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +84,10 @@ class EpisodeReward:
     site: Site
 
 
-def find_loop(trainer: Path, name: str, fit: str, roots: Sequence[Path]) -> EpisodeLoop:
+def find_loop(trainer: Path, name: str, fit: str, roots: Sequence[Path], program: Path | None = None) -> EpisodeLoop:
     """Find the class that plays the episodes of the loop ``fit`` of a trainer's class.
 
-    Args: ``roots`` are the folders that its modules may stand below.
+    Args: ``roots`` are the folders that its modules may stand below; ``program`` builds the trainer.
     Raises: NotPlayable.
     """
     source = parsed(trainer)
@@ -95,11 +107,15 @@ def find_loop(trainer: Path, name: str, fit: str, roots: Sequence[Path]) -> Epis
         found = ", ".join(sorted(called)) or "none"
         raise NotPlayable(f"one method of the object is to play, and {fit} calls {found} (line {made.lineno})")
     call = min(calls, key=lambda node: node.lineno)
-    assigned = _assigned(method, before=call.lineno)
-    batch = _batch(call, assigned)
-    reached = list(_reached([made, call], assigned, batch))
-    site = _site(trainer, reached, assigned, roots="self.config.")
-    _check_reached(reached, method, call)
+    names = names_at(method, call)
+    batch, rows = _batch(call, names)
+    arguments = [*call.args, *(one.value for one in call.keywords)]
+    given = {batch, rows, player}
+    nodes = list(reached([made, call], names, given))
+    parts = _Parts(owner, method, trainer, program, list(roots))
+    nodes += parts.take(nodes, ast.unparse(call.func))
+    _check_reached(nodes, names, given, call)
+    by_row = {id(each) for each in arguments if any(_is_name(node, rows) for node in reached([each], names, given))}
     class_name = _last(made.func)
     module, known_as = imported_names(source).get(class_name, ("", class_name))
     file = file_of(module, trainer, roots) if module else trainer
@@ -116,38 +132,109 @@ def find_loop(trainer: Path, name: str, fit: str, roots: Sequence[Path]) -> Epis
         made=made,
         call=call,
         batch=batch,
-        site=site,
+        rows=rows,
+        site=site_of(trainer, nodes, names, root="self.config."),
+        methods=tuple(parts.methods.values()),
+        attributes=parts.attributes,
+        counter=parts.counter,
+        by_row=frozenset(by_row),
         stops=tuple(dict.fromkeys(_stops(definition))),
         copies=tuple(dict.fromkeys(_copies(method))),
         guard=_guard(method, call),
-        masking=next((key for key in _keys(ast.walk(method), "self.config.") if key.endswith(".state_masking")), ""),
-        accounted=frozenset({_last(node.func) for node in reached if isinstance(node, ast.Call)} | own_masks),
+        masking=next((key for key in keys_in(ast.walk(method), "self.config.") if key.endswith(".state_masking")), ""),
+        accounted=frozenset({_last(node.func) for node in nodes if isinstance(node, ast.Call)} | own_masks),
     )
 
 
 def find_reward(program: Path, roots: Sequence[Path]) -> EpisodeReward | None:
     """Find the object that a program passes to its trainer as ``reward_fn``; None where its class is not in the checkout."""
     source = parsed(program)
-    for function in ast.walk(source) if source is not None else ():
-        if not isinstance(function, ast.FunctionDef):
+    for function, call in _calls_with(source, _REWARD):
+        names = names_at(function, call)
+        value = next(one.value for one in call.keywords if one.arg == _REWARD)
+        made = names.value(value.id) if isinstance(value, ast.Name) else value
+        if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name) or made.func.id in names.given:
             continue
-        for node in ast.walk(function):
-            given = {one.arg: one.value for one in node.keywords} if isinstance(node, ast.Call) else {}
-            if _REWARD not in given or not isinstance(node, ast.Call):
-                continue
-            assigned = _assigned(function, before=node.lineno)
-            value = given[_REWARD]
-            made = assigned.get(value.id) if isinstance(value, ast.Name) else value
-            if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name) or made.func.id in assigned:
-                continue
-            assert source is not None
-            module, known_as = imported_names(source).get(made.func.id, ("", made.func.id))
-            file = file_of(module, program, roots) if module else program
-            if file is None or _class(parsed(file), known_as) is None:
-                continue
-            reached = list(_reached([made], assigned, TOKENIZER))
-            return EpisodeReward(name=known_as, value=made, site=_site(program, reached, assigned, roots="config."))
+        assert source is not None
+        module, known_as = imported_names(source).get(made.func.id, ("", made.func.id))
+        file = file_of(module, program, roots) if module else program
+        if file is None or _class(parsed(file), known_as) is None:
+            continue
+        nodes = list(reached([made], names, _PROGRAMS))
+        return EpisodeReward(name=known_as, value=made, site=site_of(program, nodes, names, root="config."))
     return None
+
+
+class _Parts:
+    """The parts of a trainer that expressions of its loop read, besides its configuration, its tokenizer and its sampler."""
+
+    def __init__(
+        self, owner: ast.ClassDef, method: ast.FunctionDef, file: Path, program: Path | None, roots: Sequence[Path]
+    ):
+        self._owner, self._method, self._file, self._program, self._roots = owner, method, file, program, roots
+        self.methods: dict[str, ast.FunctionDef] = {}
+        self.attributes: dict[str, Attribute] = {}
+        self.counter = ""
+
+    def take(self, nodes: Sequence[ast.AST], asked: str) -> list[ast.AST]:
+        """Find the trainer's attributes among nodes. Returns: the nodes of the methods that they call. Raises: NotPlayable."""
+        found: list[ast.AST] = []
+        for node in nodes:
+            if not isinstance(node, ast.Attribute) or ast.unparse(node.value) != "self" or node.attr in _GIVEN:
+                continue
+            name = node.attr
+            if name in self.methods or name in self.attributes or name == self.counter:
+                continue
+            if (own := _function(self._owner, name)) is not None and not own.decorator_list:
+                self.methods[name] = own
+                within = list(ast.walk(own))
+                found += [*within, *self.take(within, f"{self._owner.name}.{name}")]
+            elif self._counts(name):
+                self.counter = name
+            elif (attribute := self._attribute(name)) is not None:
+                self.attributes[name] = attribute
+            else:
+                raise NotPlayable(f"{asked} reads self.{name} (line {node.lineno}) of the trainer")
+        return found
+
+    def _counts(self, name: str) -> bool:
+        """Return True for an attribute that the loop itself counts up, from 0, as it does its steps, and changes nowhere else."""
+        changes = [
+            ast.unparse(each)
+            for each in ast.walk(self._method)
+            if isinstance(each, ast.Assign | ast.AugAssign)
+            if f"self.{name}"
+            in [ast.unparse(one) for one in (each.targets if isinstance(each, ast.Assign) else [each.target])]
+        ]
+        return {*changes} == {f"self.{name} = 0", f"self.{name} += 1"} and changes.count(f"self.{name} += 1") == 2
+
+    def _attribute(self, name: str) -> Attribute | None:
+        """The value that the constructor takes over from the program that builds the trainer."""
+        constructor = _function(self._owner, "__init__")
+        assigned = [
+            each.value
+            for each in (ast.walk(constructor) if constructor is not None else ())
+            if isinstance(each, ast.Assign) and [ast.unparse(one) for one in each.targets] == [f"self.{name}"]
+        ]
+        if len(assigned) != 1 or not isinstance(assigned[0], ast.Name) or self._program is None:
+            return None
+        for function, call in _calls_with(parsed(self._program), assigned[0].id):
+            value = next(one.value for one in call.keywords if one.arg == assigned[0].id)
+            names = names_at(function, call)
+            nodes = list(reached([value], names, _PROGRAMS))
+            unknown = [each.id for each in nodes if isinstance(each, ast.Name) and each.id in names.looped]
+            if not unknown:
+                return Attribute(value=value, site=site_of(self._program, nodes, names, root="config."))
+        return None
+
+
+def _calls_with(source: ast.Module | None, keyword: str) -> Iterator[tuple[ast.FunctionDef, ast.Call]]:
+    """The calls of a program that have a keyword argument, with their functions."""
+    for function in ast.walk(source) if source is not None else ():
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and any(one.arg == keyword for one in node.keywords):
+                    yield function, node
 
 
 def _made(method: ast.FunctionDef) -> tuple[ast.Call, str]:
@@ -160,62 +247,26 @@ def _made(method: ast.FunctionDef) -> tuple[ast.Call, str]:
     raise NotPlayable("the sampler is passed to a function, and not to a class that plays")
 
 
-def _batch(call: ast.Call, assigned: Mapping[str, ast.expr]) -> str:
-    """The argument that is the batch: it was taken out of the step's batch."""
+def _batch(call: ast.Call, names: Names) -> tuple[str, str]:
+    """The argument that is the batch, which was taken out of the step's batch, and the name of that one."""
     for value in (*call.args, *(one.value for one in call.keywords)):
-        given = assigned.get(value.id) if isinstance(value, ast.Name) else None
-        if isinstance(value, ast.Name) and isinstance(given, ast.Call) and _last(given.func) == BATCH:
-            return value.id
+        given = names.value(value.id) if isinstance(value, ast.Name) else None
+        match given:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=rows), attr=attr)) if attr == BATCH:
+                assert isinstance(value, ast.Name)
+                return value.id, rows
     raise NotPlayable(f"{ast.unparse(call.func)} (line {call.lineno}) gets no batch that is taken out of the step's")
 
 
-def _assigned(method: ast.FunctionDef, *, before: int) -> dict[str, ast.expr]:
-    """The names that a function assigns before a line, each with its last value."""
-    found: dict[str, tuple[int, ast.expr]] = {}
-    for node in ast.walk(method):
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None or node.lineno >= before:
-            continue
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if isinstance(target, ast.Name) and (target.id not in found or found[target.id][0] < node.lineno):
-            found[target.id] = (node.lineno, node.value)
-    return {name: value for name, (_, value) in found.items()}
-
-
-def _reached(values: Sequence[ast.expr], assigned: Mapping[str, ast.expr], given: str) -> Iterator[ast.AST]:
-    """The nodes of expressions, and of those that the names in them were assigned; ``given``: a name that has its value."""
-    seen, left = {given}, list(values)
-    while left:
-        for node in ast.walk(left.pop()):
-            yield node
-            if isinstance(node, ast.Name) and node.id in assigned and node.id not in seen:
-                seen.add(node.id)
-                left.append(assigned[node.id])
-
-
-def _check_reached(reached: Sequence[ast.AST], method: ast.FunctionDef, call: ast.Call) -> None:
+def _check_reached(nodes: Sequence[ast.AST], names: Names, given: Collection[str], call: ast.Call) -> None:
     """Raises: NotPlayable for what belongs to the trainer's own run."""
-    looped = {
-        name.id: node.lineno
-        for node in ast.walk(method)
-        if isinstance(node, ast.For | ast.With | ast.AugAssign)
-        for target in (
-            [node.target] if isinstance(node, ast.For | ast.AugAssign) else [one.optional_vars for one in node.items]
-        )
-        if target is not None
-        for name in ast.walk(target)
-        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-    }
-    changed = {
-        ast.unparse(node.func.value): node.lineno
-        for node in ast.walk(method)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in ("append", "extend", "update")
-    }
-    for node in reached:
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr not in _GIVEN:
-            raise NotPlayable(f"{ast.unparse(call.func)} reads self.{node.attr} (line {node.lineno}) of the trainer")
-        if isinstance(node, ast.Name) and (line := looped.get(node.id) or changed.get(node.id)):
-            raise NotPlayable(f"{ast.unparse(call.func)} gets {node.id}, which the trainer's loop makes (line {line})")
+    asked = ast.unparse(call.func)
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and _last(node.value) == SAMPLER and node.attr not in ANSWERED:
+            raise NotPlayable(f"{asked} gets what {SAMPLER}.{node.attr} makes (line {node.lineno})")
+        loads = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in given
+        if loads and isinstance(node, ast.Name) and (line := names.looped.get(node.id)):
+            raise NotPlayable(f"{asked} gets {node.id}, which the trainer's loop makes (line {line})")
 
 
 def _check_class(definition: ast.ClassDef, file: Path) -> None:
@@ -265,7 +316,7 @@ def _copies(method: ast.FunctionDef) -> Iterator[str]:
         if isinstance(node, ast.Call) and _last(node.func) == "repeat":
             for one in node.keywords:
                 if one.arg == "repeat_times":
-                    yield from _keys(ast.walk(one.value), "self.config.")
+                    yield from keys_in(ast.walk(one.value), "self.config.")
 
 
 def _guard(method: ast.FunctionDef, call: ast.Call) -> str:
@@ -276,42 +327,14 @@ def _guard(method: ast.FunctionDef, call: ast.Call) -> str:
         denied = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
         test = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
         within = node.orelse if denied else node.body
-        key = next(_keys(ast.walk(test), "self.config."), "")
+        key = next(keys_in(ast.walk(test), "self.config."), "")
         if key and any(each is call for statement in within for each in ast.walk(statement)):
             return key
     return ""
 
 
-def _site(file: Path, reached: Sequence[ast.AST], assigned: Mapping[str, ast.expr], *, roots: str) -> Site:
-    keys = set(_keys(reached, roots))
-    whole = roots.rstrip(".")
-    parts = {id(node.value) for node in reached if isinstance(node, ast.Attribute)}
-    if any(isinstance(node, ast.expr) and id(node) not in parts and ast.unparse(node) == whole for node in reached):
-        keys.add("")
-    return Site(
-        file=file, assigned=assigned, keys=frozenset(keys), optional=frozenset(_keys_with_default(reached, roots))
-    )
-
-
-def _keys(nodes: Sequence[ast.AST] | Iterator[ast.AST], root: str) -> Iterator[str]:
-    """The longest chains of attributes behind ``root``, and keys that ``.get`` reads there."""
-    nodes = list(nodes)
-    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and id(node) not in inner and ast.unparse(node).startswith(root):
-            chain = ast.unparse(node).removeprefix(root)
-            if chain.rpartition(".")[2] != "get":
-                yield chain
-    yield from _keys_with_default(nodes, root)
-
-
-def _keys_with_default(nodes: Sequence[ast.AST], root: str) -> Iterator[str]:
-    for node in nodes:
-        match node:
-            case ast.Call(func=ast.Attribute(attr="get", value=section), args=[ast.Constant(value=str(name)), *_]):
-                above = ast.unparse(section)
-                if f"{above}.".startswith(root):
-                    yield f"{above}.{name}".removeprefix(root)
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _class(source: ast.Module | None, name: str) -> ast.ClassDef | None:

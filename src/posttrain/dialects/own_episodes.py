@@ -30,8 +30,9 @@ def loop_of(keys: Reader) -> tuple[EpisodeLoop, EpisodeReward | None] | None:
 def _found(trainer: str, folder: str, program: str) -> tuple[EpisodeLoop, EpisodeReward | None]:
     file, _, method = trainer.rpartition(":")
     owner, _, fit = method.partition(".")
-    loop = find_loop(Path(file), owner, fit, [Path(folder)])
-    return loop, find_reward(Path(program), [Path(folder)]) if program else None
+    builds = Path(program) if program else None
+    loop = find_loop(Path(file), owner, fit, [Path(folder)], builds)
+    return loop, find_reward(builds, [Path(folder)]) if builds else None
 
 
 def keys_read(keys: Reader) -> set[str]:
@@ -40,7 +41,7 @@ def keys_read(keys: Reader) -> set[str]:
     if found is None:
         return set()
     loop, scores = found
-    read = {*loop.site.keys, *loop.copies, loop.guard, loop.masking} | (
+    read = {*(key for site in loop.sites for key in site.keys), *loop.copies, loop.guard, loop.masking} | (
         set(scores.site.keys) if scores is not None else set()
     )
     return {each.key for each in keys.own if ("" in read and _is_named(each.key, found)) or _below(each.key, read)}
@@ -52,6 +53,7 @@ def _below(key: str, read: set[str]) -> bool:
 
 def _is_named(key: str, found: tuple[EpisodeLoop, EpisodeReward | None]) -> bool:
     """Return True for a key whose last name stands in a file that gets the whole configuration."""
-    sites = [each.site for each in found if each is not None]
+    loop, scores = found
+    sites = [*loop.sites, *([scores.site] if scores is not None else [])]
     files = [site.file for site in sites if "" in site.keys]
     return any(f".{key.rpartition('.')[2]}" in file.read_text("utf-8", errors="replace") for file in files)

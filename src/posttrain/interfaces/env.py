@@ -37,6 +37,7 @@ class EnvSpec:
     # For an AskingEnv: the distribution that its turns are drawn from, and which of a turn's options the sampler honours.
     sampling: SamplingParams | None = None
     honours: Sequence[str] = ()  # of stop, seed, temperature, grammar
+    number: int = 0  # of the episode, among those of its prompt
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -60,7 +60,7 @@ class RunPlan:
         critic = self.step.critic_update
         return replace(
             self.step,
-            sampling=replace(self.step.sampling, seed=mixed_seed(self.seed, step)),
+            sampling=replace(self.step.sampling, seed=mixed_seed(self.seed, step), step=step),
             update=_drawn_for(self.step.update, step),
             critic_update=critic and _drawn_for(critic, step),
             updates_policy=step > self.critic_warmup_steps,

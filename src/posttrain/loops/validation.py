@@ -24,7 +24,7 @@ def validate(
     beside it for as many as that file holds. Returns the metrics; none without held-out prompts."""
     if not plan.validation_prompts:
         return {}
-    prompts, sampling = plan.validation_prompts, plan.validation_sampling
+    prompts, sampling = plan.validation_prompts, replace(plan.validation_sampling, step=step)
     logprobs = None
     players = replace(roles, worlds=roles.validation_worlds or roles.worlds)
     with clock.phase("validation", total=roles.most_tokens(len(prompts), sampling)):

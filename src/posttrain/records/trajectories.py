@@ -43,6 +43,7 @@ class SamplingParams:
     ignore_eos: bool = False
     prompt_logprobs: bool = False  # report those of the prompt's tokens, too; native and vllm can
     seed: int = 0
+    step: int = 0  # of the run, for environments; 0 before the first and outside of training
     first_token_temperature: float | None = None  # None: as of the others
     first_token_top_k: int = 0  # where it has a temperature of its own
     # More, in the engine's own words

@@ -98,7 +98,8 @@ class Episodes:
         rules = replace(self._worlds.rules, max_response_tokens=sampling.max_response_tokens)
         self._episodes[place] = new = Episode(prompt, f"{prompt.prompt_id}/{place.number}", self._worlds.writer, rules)
         self._sampling[place] = sampling
-        spec, seed = replace(self._worlds.spec_of(prompt), saves=True, sampling=sampling), seed_of(prompt, sampling)
+        spec = replace(self._worlds.spec_of(prompt), saves=True, sampling=sampling, number=place.number)
+        seed = seed_of(prompt, sampling)
         saved = self._saved.get(place)
         if saved is None:
             self._worlds.host.start(str(place), spec, seed)

@@ -98,9 +98,9 @@ class _Playing:
         for prompt, names in zip(self._prompts, self._names, strict=True):
             spec = replace(self._worlds.spec_of(prompt), sampling=self._sampling)
             seed = seed_of(prompt, self._sampling)
-            for name in names:
+            for number, name in enumerate(names):
                 self._episodes[name] = Episode(prompt, name, self._worlds.writer, self._rules)
-                self._worlds.host.start(name, spec, seed)
+                self._worlds.host.start(name, replace(spec, number=number), seed)
 
     def take_event(self, name: str, event: EnvEvent, stream: RequestStream) -> None:
         """An environment has answered, or asks for a turn."""

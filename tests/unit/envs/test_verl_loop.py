@@ -103,6 +103,36 @@ def played(tmp_path: Path, host: ProcessHost, url: str) -> Callable[..., Traject
     return run
 
 
+@pytest.fixture
+def played_group(tmp_path: Path, host: ProcessHost) -> Callable[..., Sequence[Trajectory]]:
+    def run(files: dict[str, str], **seeker: Any) -> Sequence[Trajectory]:
+        fork = write_fork(tmp_path / "fork", **files)
+        toy_tokenizer().save_pretrained(tmp_path / "model")
+        settings = {
+            "trainer": f"{fork}/verl/trainer/ppo/ray_trainer.py:RayPPOTrainer.fit",
+            "folder": str(fork),
+            "program": f"{fork}/verl/trainer/main_ppo.py",
+            "model": {"path": str(tmp_path / "model")},
+            "config": {
+                "seeker": {"turns": 2, "passage_tokens": 6, "url": "", "worth": 0.5, **seeker},
+                "data": {"max_prompt_length": 500},
+                "trainer": {"n_gpus_per_node": 2, "nnodes": 1},
+            },
+        }
+        spec = EnvSpec(
+            name="verl_loop", settings=settings, messages=WHO, row={"data_source": "t", "ground_truth": {"target": []}}
+        )
+        rules = EpisodeRules(max_response_tokens=40, max_context_tokens=1000, max_turns=None)
+        worlds = Worlds(host=host, writer=TemplateTurns(toy_tokenizer(), {}), rules=rules, spec_of=lambda _: spec)
+        prompt = Prompt(prompt_id="p", token_ids=ids(PROMPT), text=PROMPT, data_source="t", messages=WHO)
+        sampling = SamplingParams(max_response_tokens=40, samples_per_prompt=3, step=5)
+        [group] = play(Says(*["hm$"] * 9), [prompt], sampling, worlds)  # type: ignore[arg-type]
+        assert not [each.failure for each in group.trajectories if each.failure]
+        return group.trajectories
+
+    return run
+
+
 def marked(sample: Trajectory) -> tuple[str, str]:
     """A sample's response, and which of its tokens are trained."""
     return bytes(sample.token_ids).decode(), "".join("1" if trained else "0" for trained in sample.sampled_mask)
@@ -239,3 +269,49 @@ def test_what_does_not_continue_the_context_begins_another() -> None:
     assert context.follows([5001, *map(ord, "ab"), 5002]) is None
     assert context.follows([5000, 5001, *map(ord, "ab")]) is None  # nothing was added
     assert context.follows([5000, 5001, 5002]) is None  # nothing of the response stays
+
+
+# The loop collects a hint for each row, with a method of the trainer, and passes a world of the program's and the step
+COLLECTS = TRAINER.replace(
+    "                output = player.play(rows, first)",
+    """                if self.config.seeker.get("hints", True):
+                    hints, kinds = self._hints(batch)
+                else:
+                    hints = []
+                    for each in batch.non_tensor_batch["data_source"]:
+                        hints.append(each)
+                worlds = [self.world.copy() for _ in range(len(batch))]
+                output = player.play(rows, first, hints, worlds, self.steps)""",
+)
+COLLECTS = COLLECTS.replace("        limits =", "        self.steps = 0\n        self.steps += 1\n        limits =")
+COLLECTS = COLLECTS.replace("update_actor(batch)\n", "update_actor(batch)\n            self.steps += 1\n").replace(
+    "    def fit(self):\n",
+    """    def __init__(self, config, tokenizer, world=None, reward_fn=None):
+        self.world = world
+
+    def _hints(self, batch):
+        seen, found = {}, []
+        for name in batch.non_tensor_batch["index"]:
+            seen[name] = seen.get(name, 0) + 1
+            found.append(chr(ord("p") + seen[name]))
+        return found, None
+
+    def fit(self):
+""",
+)
+TOLD = PLAYER.replace("rows, first):", "rows, first, hints, worlds, step):").replace(
+    "        pad = self", '        self.said = "".join([*hints, *worlds[0], str(step), "."])\n        pad = self'
+).replace('return "?", False', "return self.said, False")  # fmt: skip
+WORLD = MAIN.replace("reward_fn=reward_fn)", "reward_fn=reward_fn, world=made)").replace(
+    "    reward_fn = Scores", "    made = []\n    made.append(str(config.seeker.turns))\n    reward_fn = Scores"
+)
+
+
+@pytest.mark.parametrize(("hints", "said"), [(True, "qrs"), (False, "ttt")])
+def test_arguments_that_the_loop_collects(played_group: Callable[..., Any], hints: bool, said: str) -> None:
+    """Three responses to a prompt, of two turns each: the second context has what the class was told about its own response."""
+    files = {"player": TOLD, "trainer": COLLECTS, "main": WORLD}
+    group = played_group(files, hints=hints)
+    told = [each.sampled_mask.index(False) for each in group]
+    texts = [bytes(each.token_ids).decode()[place:] for each, place in zip(group, told, strict=True)]
+    assert [text[:4] for text in texts] == [f"{letter}25." for letter in said]

@@ -47,9 +47,9 @@ def test_every_step_and_every_run_seed_has_its_own_sampling_seed(plan: RunPlan) 
     assert plan.step_plan(5).sampling.seed == seeds[1, 5]
 
 
-def test_nothing_but_the_seed_differs_between_steps(plan: RunPlan) -> None:
+def test_nothing_but_the_seed_and_the_number_differs_between_steps(plan: RunPlan) -> None:
     step = plan.step_plan(7)
-    assert replace(step, sampling=replace(step.sampling, seed=1)) == plan.step
+    assert replace(step, sampling=replace(step.sampling, seed=1, step=0)) == plan.step and step.sampling.step == 7
 
 
 def test_drawn_mini_batches_differ_from_step_to_step(plan: RunPlan) -> None:

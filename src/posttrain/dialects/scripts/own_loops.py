@@ -20,7 +20,7 @@ from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import Problem
-from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
+from posttrain.verl_episodes import NotPlayable, find_loop
 
 INSTEAD = (
     "give its keys to verl's own loop: posttrain plan --dialect verl KEY=VALUE ...; or write an environment of your own"
@@ -137,11 +137,9 @@ def _played(trainer: Trainer, loop: OwnLoop, root: Path) -> tuple[Trainer, froze
     Raises: NotPlayable.
     """
     owner, _, fit = loop.name.partition(".")
-    found = find_loop(loop.file, owner, fit, [root])
     program = (root / Path(*trainer.written.split("."))).with_suffix(".py")
+    found = find_loop(loop.file, owner, fit, [root], program)
     settings = {"trainer": f"{loop.file}:{loop.name}", "folder": root, "program": program}
-    if find_reward(program, [root]) is None:
-        del settings["program"]
     adds = [f"+{OUR_SECTION}.environment.name=verl_loop"]
     adds += [f"+{OUR_SECTION}.environment.settings.{name}='{value}'" for name, value in settings.items()]
     note = f"{found.title} plays the episodes, in a process of its own"

@@ -9,6 +9,7 @@ reward is computed by the object that the fork's program passes to its trainer.
 
 from __future__ import annotations
 
+import ast
 import queue
 import threading
 import traceback
@@ -56,7 +57,8 @@ def verl_loop(
 
     Args: trainer, FILE:CLASS.METHOD, builds the class and calls it; folder, from which the fork's modules are imported; model,
         the settings of the tokenizer: path, tokenizer_path, chat_template, chat_template_file, trust_remote_code; program
-        passes the trainer its reward function, null: reward.terms score; config, the values that their expressions read.
+        builds the trainer, with its reward function and other attributes (reward.terms score where it passes no reward
+        function); config, the values that their expressions read.
     Raises: ConfigError.
     """
     return LoopEpisode(spec, *opened(trainer, folder, program), tokenizer_of(tuple(model.items())), config or {})
@@ -80,6 +82,7 @@ class LoopEpisode:
         self._answers: queue.SimpleQueue[Sequence[int] | None] = queue.SimpleQueue()
         self._tokens: Sequence[int] = ()  # of the turn that is answered next
         self._context = Context(tokenizer)
+        self._rows: Any = None  # the step's batch: the row, for all episodes of its prompt
         self._emit: Emit = lambda event: None
         self._over = threading.Event()
         self._turns = self._line = 0
@@ -119,12 +122,21 @@ class LoopEpisode:
 
     def _final_output(self) -> Any:
         """Build the class as the trainer does, and let it play. Returns: its batch of the whole episode."""
-        trainer = TrainerParts(self._tokenizer, self, self._config)
-        values = Values(self._checkout, self._loop.site, {"self": trainer, self._loop.batch: self._batch()})
-        made = values.evaluated(self._loop.made)
-        method = getattr(made, self._loop.method)
-        given = [values.evaluated(each) for each in self._loop.call.args]
-        named = {one.arg: values.evaluated(one.value) for one in self._loop.call.keywords if one.arg}
+        loop, sampling = self._loop, self._spec.sampling
+        step = sampling.step if sampling else 0
+        trainer = TrainerParts(self._checkout, loop, self._tokenizer, self, self._config, step)
+        copies = sampling.samples_per_prompt + sampling.extra_episodes if sampling else 1
+        self._rows = self._batch(copies)
+        values = Values(self._checkout, loop.site, {"self": trainer, loop.batch: self._batch(), loop.rows: self._rows})
+        made = values.evaluated(loop.made)
+        method = getattr(made, loop.method)
+
+        def valued(each: ast.expr) -> Any:
+            value = values.evaluated(each)
+            return self._own_part(value, copies, each) if id(each) in loop.by_row else value
+
+        given = [valued(each) for each in loop.call.args]
+        named = {one.arg: valued(one.value) for one in loop.call.keywords if one.arg}
         found = method(*given, **named)
         final = found[0] if isinstance(found, tuple) and found else found
         batch = getattr(final, "batch", None)
@@ -136,16 +148,27 @@ class LoopEpisode:
             raise LoopFailed(f"{self._loop.title} ended without a turn of the model")
         return final
 
-    def _batch(self) -> Any:
-        """Build the batch of the row, as verl's dataset does: its prompt's tokens, and its columns."""
+    def _own_part(self, value: Any, copies: int, written: ast.expr) -> Any:
+        """The part of this episode in a value that is built from the step's batch: one element of a list, an array or a tensor
+        with one for each episode of the prompt."""
+        place = self._spec.number
+        if isinstance(value, list | tuple | np.ndarray | Tensor) and len(value) == copies:
+            return value[place : place + 1]
+        what = (
+            f"{ast.unparse(written)} (line {written.lineno} of {self._loop.site.file}) is built from the step's batch"
+        )
+        raise LoopFailed(f"{what}, and is no list or array of {copies} values, one for each response to the prompt")
+
+    def _batch(self, copies: int = 1) -> Any:
+        """Build the batch of the row, as verl's dataset does: its prompt's tokens, and its columns, as many times as said."""
         from verl import DataProto  # type: ignore[import-not-found]  # the stand-in, or an installed one
 
-        ids = torch.tensor([ids_of(self._tokenizer, self._prompt())])
+        ids = torch.tensor([ids_of(self._tokenizer, self._prompt())] * copies)
         mask = torch.ones_like(ids)
-        tensors = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(ids.shape[1])[None]}
+        tensors = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(ids.shape[1]).expand_as(ids)}
         return DataProto.from_dict(
             tensors,
-            {name: _objects(value) for name, value in self._columns().items()},
+            {name: _objects(value, copies) for name, value in self._columns().items()},
             {
                 "eos_token_id": self._tokenizer.eos_token_id,
                 "pad_token_id": self._tokenizer.pad_token_id,
@@ -228,7 +251,8 @@ class LoopEpisode:
             return None
         given = {"config": self._config, "tokenizer": self._tokenizer}
         manager = Values(self._checkout, self._reward.site, given).evaluated(self._reward.value)
-        objects = {name: _objects(value) for name, value in self._columns().items()}
+        place = self._spec.number
+        objects = {name: value[place : place + 1] for name, value in self._rows.non_tensor_batch.items()}
         tensors = {name: final.batch[name] for name in final.batch.keys()}  # noqa: SIM118 - an installed verl's has no __iter__
         said = manager(type(final).from_dict(tensors, {**objects, **final.non_tensor_batch}, final.meta_info))
         rewards = said[0] if isinstance(said, tuple) and said else said
@@ -279,10 +303,11 @@ def _row(ids: Tensor, mask: Tensor) -> list[int]:
     return [int(token) for token in ids[0][mask[0].bool()].tolist()]
 
 
-def _objects(value: Any) -> np.ndarray:
-    """An array [1] of objects, as verl keeps the columns of rows."""
-    made = np.empty(1, dtype=object)
-    made[0] = value
+def _objects(value: Any, count: int) -> np.ndarray:
+    """An array [count] of the same object, as verl keeps the columns of rows."""
+    made = np.empty(count, dtype=object)
+    for place in range(count):
+        made[place] = value
     return made
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -16,7 +17,8 @@ from posttrain.envs.verl_loop.parts import Checkout, NotBound, Values
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.models.loading import load_tokenizer
 from posttrain.user_files import loading_problem
-from posttrain.verl_episodes import EpisodeLoop, EpisodeReward, NotPlayable, Site, find_loop, find_reward
+from posttrain.verl_episodes import EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
+from posttrain.verl_sites import Site, reached
 
 
 @lru_cache(maxsize=1)
@@ -25,14 +27,12 @@ def opened(trainer: str, folder: str, program: str | None) -> tuple[Checkout, Ep
     root = Path(folder).expanduser().resolve()
     file, _, method = trainer.rpartition(":")
     owner, _, fit = method.partition(".")
+    builds = Path(program).expanduser().resolve() if program else None
     try:
-        loop = find_loop(Path(file).expanduser().resolve(), owner, fit, [root])
+        loop = find_loop(Path(file).expanduser().resolve(), owner, fit, [root], builds)
     except NotPlayable as error:
         raise ConfigError(Problem(f"{trainer}: {error}", field="trainer")) from None
-    reward = find_reward(Path(program).expanduser().resolve(), [root]) if program else None
-    if program and reward is None:
-        raise ConfigError(Problem(f"{program} passes no reward_fn to a trainer", field="program"))
-    return Checkout(root), loop, reward
+    return Checkout(root), loop, find_reward(builds, [root]) if builds else None
 
 
 @lru_cache(maxsize=1)
@@ -45,10 +45,22 @@ def tokenizer_of(model: tuple[tuple[str, Any], ...]) -> Any:
 
 
 class TrainerParts:
-    """The attributes of verl's trainer that the expressions of its loop read."""
+    """The attributes of verl's trainer that the expressions of its loop read.
 
-    def __init__(self, tokenizer: Any, workers: Any, config: Any):
+    Args: workers, in the place of verl's sampling workers; config, the values that the expressions read; step, of the run.
+    Raises: ConfigError, or whatever the fork's code raises.
+    """
+
+    def __init__(self, checkout: Checkout, loop: EpisodeLoop, tokenizer: Any, workers: Any, config: Any, step: int = 0):
         self.tokenizer, self.actor_rollout_wg, self.config = tokenizer, workers, config
+        if loop.counter:
+            setattr(self, loop.counter, step)
+        for definition in loop.methods:
+            function = Values(checkout, loop.site, {}).function(definition)
+            setattr(self, definition.name, MethodType(function, self))
+        for name, each in loop.attributes.items():
+            values = Values(checkout, each.site, {"config": config, "tokenizer": tokenizer})
+            setattr(self, name, values.evaluated(each.value))
 
 
 class _NoWorkers:
@@ -64,6 +76,8 @@ def load(settings: Mapping[str, Any]) -> None:
     """
     checkout, loop, reward = opened(settings["trainer"], settings["folder"], settings.get("program"))
     _load_names(checkout, loop.site, [loop.made, loop.call])
+    for attribute in loop.attributes.values():
+        _load_names(checkout, attribute.site, [attribute.value])
     if reward is not None:
         _load_names(checkout, reward.site, [reward.value])
     try:
@@ -71,44 +85,31 @@ def load(settings: Mapping[str, Any]) -> None:
     except RequestError:
         return  # reported with the model, which the hub may have
     config = OmegaConf.create(dict(settings.get("config") or {}))
-    given: dict[str, Any] = {"self": TrainerParts(tokenizer, _NoWorkers(), config)}
-    _make(checkout, loop.name, loop.site, loop.made, given, without=loop.batch)
+    with _named(checkout, loop.name):
+        trainer = TrainerParts(checkout, loop, tokenizer, _NoWorkers(), config)
+        Values(checkout, loop.site, {"self": trainer}).evaluated(loop.made)
     if reward is not None:
-        _make(checkout, reward.name, reward.site, reward.value, {"config": config, "tokenizer": tokenizer})
+        with _named(checkout, reward.name):
+            Values(checkout, reward.site, {"config": config, "tokenizer": tokenizer}).evaluated(reward.value)
 
 
-def _make(
-    checkout: Checkout, name: str, site: Site, value: ast.expr, given: Mapping[str, Any], *, without: str = ""
-) -> None:  # fmt: skip
-    """Evaluate the expression that makes an object, unless it reads the batch ``without``."""
-    if without in _names([value], site):
-        return
+@contextmanager
+def _named(checkout: Checkout, name: str) -> Iterator[None]:
+    """Name the fork's line where its code raises. A server that does not answer yet is no error: the run starts later."""
     try:
-        Values(checkout, site, given).evaluated(value)
+        yield
     except RequestError:
         raise
     except OSError as error:
         if error.filename is not None:
             raise ConfigError(loading_problem(error, checkout.folder, name)) from None
-        # A server that is not there yet: the run starts later
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the fork's own code
         raise ConfigError(loading_problem(error, checkout.folder, name)) from None
 
 
 def _load_names(checkout: Checkout, site: Site, values: list[ast.expr]) -> None:
     """Load what expressions read from the top of their file."""
-    for name in _names(values, site) - {*site.assigned}:
+    names = {node.id for node in reached(values, site.names, ()) if isinstance(node, ast.Name)}
+    for name in sorted(names - {*site.names.given}):
         with suppress(NotBound):
             checkout.name(site.file, name)
-
-
-def _names(values: list[ast.expr], site: Site) -> set[str]:
-    """The names that expressions read, and those that the values of these read."""
-    found: set[str] = set()
-    left = list(values)
-    while left:
-        for node in ast.walk(left.pop()):
-            if isinstance(node, ast.Name) and node.id not in found:
-                found.add(node.id)
-                left += [site.assigned[node.id]] if node.id in site.assigned else []
-    return found

@@ -18,7 +18,7 @@ from posttrain.checkout_files import file_of, imported_names
 from posttrain.errors import ConfigError
 from posttrain.libraries.verl import modules as verl_modules
 from posttrain.user_files import loading_problem, parse_file, run_statements
-from posttrain.verl_episodes import Site
+from posttrain.verl_sites import Site, read_in, stored_in
 
 _VALUE = "value_of_the_expression"
 
@@ -78,20 +78,37 @@ class Values:
 
     def evaluated(self, value: ast.expr) -> Any:
         """Evaluate an expression of the function. Raises: whatever its code raises."""
-        read = [each.id for each in ast.walk(value) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
-        space = ModuleType(self._site.file.stem)
-        for name in dict.fromkeys(read):
-            with contextlib.suppress(NotBound):  # a built-in name, or one that the expression binds
-                setattr(space, name, self._value(name))
         stored = ast.copy_location(ast.Name(id=_VALUE, ctx=ast.Store()), value)
-        run_statements(space, self._site.file, [ast.copy_location(ast.Assign(targets=[stored], value=value), value)])
+        space = self._run([ast.copy_location(ast.Assign(targets=[stored], value=value), value)])
         return getattr(space, _VALUE)
+
+    def function(self, definition: ast.FunctionDef) -> Any:
+        """Return a method of a class in the same file as a function. Raises: whatever loading its names raises."""
+        space = ModuleType(self._site.file.stem)
+        for name in read_in([definition]):
+            with contextlib.suppress(NotBound):
+                setattr(space, name, self._checkout.name(self._site.file, name))
+        run_statements(space, self._site.file, [definition])
+        return getattr(space, definition.name)
+
+    def _run(self, statements: list[ast.stmt]) -> ModuleType:
+        """Run statements of the function, with the names that they read and do not store. Returns: the names behind them."""
+        space = ModuleType(self._site.file.stem)
+        stored = {*stored_in(statements)}
+        for name in read_in(statements):
+            if name in self._known or name not in stored:
+                with contextlib.suppress(NotBound):  # a built-in name, or one that the expression binds
+                    setattr(space, name, self._value(name))
+        run_statements(space, self._site.file, statements)
+        return space
 
     def _value(self, name: str) -> Any:
         """Raises: NotBound for a name that neither the function nor its file binds."""
         if name not in self._known:
-            if name in self._site.assigned:
-                self._known[name] = self.evaluated(self._site.assigned[name])
+            if statements := self._site.names.statements(name):
+                space = self._run(statements)
+                for each in stored_in(statements):
+                    self._known.setdefault(each, getattr(space, each, None))
             else:
                 self._known[name] = self._checkout.name(self._site.file, name)
         return self._known[name]

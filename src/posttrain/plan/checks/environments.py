@@ -81,7 +81,7 @@ def _problems(name: str, settings: Mapping[str, Any], field: str, *, scores: boo
         return  # a plug-in's, of which only the settings are known; an unknown name or setting, which is reported already
     elif name in ENV_CHECKS.names():
         yield from ENV_CHECKS.get(name)(settings, f"{field}.settings")
-    else:
+    elif not ENVS.facts(name).loads:
         yield from _built_problems(name, settings, field)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.errors import Problem
 from posttrain.registry import ENV_CHECKS
-from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
+from posttrain.verl_episodes import NotPlayable, find_loop
 
 
 @ENV_CHECKS.register("verl_loop")
@@ -20,9 +20,9 @@ def verl_loop(settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
     file, _, method = str(settings.get("trainer")).rpartition(":")
     owner, _, fit = method.partition(".")
     try:
-        find_loop(Path(file).expanduser(), owner, fit, [folder])
+        find_loop(Path(file).expanduser(), owner, fit, [folder], Path(str(program)).expanduser() if program else None)
     except NotPlayable as error:
         yield Problem(f"{settings.get('trainer')}: {error}", fix="write FILE:CLASS.METHOD", field=f"{field}.trainer")
-    if program is not None and find_reward(Path(str(program)).expanduser(), [folder]) is None:
-        what = f"{program} passes no reward_fn of the checkout to a trainer"
-        yield Problem(what, fix="leave it out: reward.terms score then", field=f"{field}.program")
+    if program is not None and not Path(str(program)).expanduser().is_file():
+        what = f"there is no file {program}"
+        yield Problem(what, fix="name the program that builds the trainer", field=f"{field}.program")

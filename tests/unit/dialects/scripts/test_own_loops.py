@@ -141,8 +141,24 @@ def test_what_the_class_is_built_with_and_where_it_cuts(tmp_path: Path) -> None:
             "reads self.global_steps (line 28)",
         ),
         (
-            {"trainer": TRAINER.replace("first = rows", "first = []; first.append(0)  #")},
-            "player.play gets first, which the trainer's loop makes (line 27)",
+            {"trainer": TRAINER.replace("rows, first)", "rows, batch_dict)")},
+            "player.play gets batch_dict, which the trainer's loop makes (line 20)",
+        ),
+        (
+            # changed behind the place, and not given anew in the loop
+            {
+                "trainer": TRAINER.replace("rows, first)", "rows, player_notes)")
+                .replace("        for batch_dict", "        player_notes = []\n        for batch_dict")
+                .replace(
+                    "            self.actor_rollout_wg.update",
+                    "            player_notes = [batch]\n            self.actor_rollout_wg.update",
+                )
+            },
+            "player.play gets player_notes, which the trainer's loop makes (line 21)",
+        ),
+        (
+            {"trainer": TRAINER.replace("rows, first)", "rows, self.train_dataloader)")},
+            "reads self.train_dataloader (line 28)",
         ),
         ({"trainer": TRAINER.replace("seeker.player", "seeker_elsewhere.player")}, "Player (line 19 of"),
         ({"trainer": TRAINER.replace("rows, first)", "batch)")}, "gets no batch that is taken out of the step's"),

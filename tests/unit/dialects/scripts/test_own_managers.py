@@ -59,6 +59,7 @@ def test_states_that_are_alike_are_compared_where_the_fork_does(
 def test_grpo_compares_turns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read(tmp_path, monkeypatch, estimator="grpo").config
     assert (config.advantage.name, config.environment.turn_is_response) == ("grpo", True)
+    assert config.data.image_column is None  # of the rows, which say only that the managers show pictures
 
 
 def test_a_start_has_one_episode_where_the_fork_makes_no_groups(

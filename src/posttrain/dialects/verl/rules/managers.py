@@ -17,7 +17,6 @@ from posttrain.dialects.scripts.own_managers import class_of
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ROLLOUT
 
-_ROWS = "env_kwargs"  # the column that a manager's reset gets
 _STEP_S = 600.0  # of one turn of all episodes of a group
 _MEMORY_GIB = 64.0  # of a process with all copies of a group
 _MODES = {"mean_norm": False, "mean_std_norm": True}
@@ -94,6 +93,8 @@ def managers(keys: Reader) -> dict[str, Any]:
         "environment.settings.config": _read_sections(keys, file),
         "environment.settings.invalid_action_penalty": penalty,
         "data.extra_columns": [ALL],
+        # The managers give the pictures; those of the rows only say that there are some
+        "data.image_column": None,
     }
     return fields | (_gigpo(keys) if keys["algorithm.adv_estimator"] == "gigpo" else {})
 

@@ -69,11 +69,11 @@ def own_loop(keys: Reader) -> dict[str, Any]:
 
 def _config(keys: Reader, loop: EpisodeLoop, scores: EpisodeReward | None) -> dict[str, Any]:
     """The values that the expressions read, as a tree; what is lacking is reported."""
-    sites = {loop.name: loop.site} | ({scores.name: scores.site} if scores is not None else {})
-    if any("" in site.keys for site in sites.values()):
+    sites = [(loop.name, site) for site in loop.sites] + ([(scores.name, scores.site)] if scores is not None else [])
+    if any("" in site.keys for _, site in sites):
         return {name: value for name, value in keys.values.items() if name != OUR_SECTION}
     found: dict[str, Any] = {}
-    for name, site in sites.items():
+    for name, site in sites:
         for key in sorted(site.keys):
             value = value_at(keys.values, key)
             row = keys.ledger.find(key)
