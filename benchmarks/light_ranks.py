@@ -16,10 +16,9 @@ from null_samples import NullSamples, NullStream
 from numpy.typing import NDArray
 
 from posttrain.backends.runtime.ray.packed import Packed
-from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups, Worker
+from posttrain.backends.runtime.ray.worker import AskedPrompts, Outbox, PackedGroups, Worker, prompts_of
 from posttrain.interfaces.crew import Order, Turned
 from posttrain.interfaces.rollout_engine import OnTokens, Served
-from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams
 from posttrain.steps.seat import StreamSeat
 
@@ -60,9 +59,9 @@ class LightRoles:
     def share_weights(self, version: int) -> None:
         self._updates = version
 
-    def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> PackedGroups:
+    def generate(self, call: int, asked: AskedPrompts, sampling: SamplingParams) -> PackedGroups:
         samples, draw = NullSamples(sampling, self._updates), random.Random(sampling.seed)
-        for number, prompt in prompts:
+        for number, prompt in prompts_of(asked):
             responses = samples.of(prompt, draw)
             self.outbox.add_tokens(sum(len(each.token_ids) for each in responses))
             self.outbox.add_group((call, number), responses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-POLL = "news"  # the method that every worker is asked twice a second
+POLL = "news"  # the method that every worker is asked again and again
 
 
 class Traffic:

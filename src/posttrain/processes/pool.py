@@ -20,7 +20,7 @@ from posttrain.processes import descendants, frames, proc, start, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.limits import CRASHED, EXCEPTION, OUTPUT_LIMIT, TIMEOUT, Limits
 from posttrain.processes.replies import Replies
-from posttrain.processes.waiting import Waiting, WaitingCall, frame_of
+from posttrain.processes.waiting import Waiting, WaitingCalls, frame_of
 from posttrain.processes.worker import ANSWER, ANSWERS, CANNOT_FORK, FAILURE, PROBLEMS, READY
 
 MARK = "POSTTRAIN_WORKER"  # environment variable of a keeper and of all below it
@@ -102,21 +102,20 @@ class WorkerPool:
             replies.watch(lambda _, reply: future.set_result(reply))
         return future
 
-    def submit_written(self, calls: Sequence[str], seeds: Sequence[int], shared: str = "null") -> Replies[Reply]:
-        """``submit`` many calls that are written by wire.py already, each with its seed.
+    def submit_written(self, calls: Sequence[str], seeds: Sequence[int | str], shared: str = "null") -> Replies[Reply]:
+        """``submit`` many calls that are written by wire.py already.
 
-        Args: shared, a mapping in the same form, whose entries are added to each call, which then is a mapping; a worker
-            reads them once for calls that cross together.
+        Args: seeds, of each call a number, or a name that it is made of; shared, a mapping in the same form, whose entries are
+            added to each call, which then is a mapping: a worker reads them once for calls that cross together.
         """
         replies: Replies[Reply] = Replies(len(calls))
-        alike = shared.encode()
-        waiting = [
-            WaitingCall(f'{{"call": {call}, "seed": {seed}}}'.encode(), alike, replies, number)
-            for number, (call, seed) in enumerate(zip(calls, seeds, strict=True))
+        requests = [
+            f'{{"call": {call}, "seed": {wire.to_text(seed)}}}'.encode()
+            for call, seed in zip(calls, seeds, strict=True)
         ]
+        waiting = WaitingCalls(requests, shared.encode(), replies)
         if not self._waiting.put(waiting):
-            for each in waiting:
-                each.answer(_CLOSED)
+            waiting.answer([_CLOSED] * len(waiting))
         return replies
 
     def close(self) -> None:
@@ -126,8 +125,8 @@ class WorkerPool:
             line.hang_up()
         for thread in self._threads:
             thread.join()
-        for call in left:
-            call.answer(_CLOSED)
+        for calls in left:
+            calls.answer([_CLOSED] * len(calls))
 
     def _serve(self, line: _Line) -> None:
         """One thread per worker: it waits, and others run meanwhile."""
@@ -141,11 +140,13 @@ class WorkerPool:
                 with suppress(Exception):
                     line.end()  # what it would still say is not the answer to the next call
             if isinstance(replies, CallFailure):
-                replies = [replies] if len(calls) == 1 else []
-            for call, reply in zip(calls, replies, strict=False):
-                call.answer(reply)
-            for call in self._waiting.answered(calls, len(replies), time.monotonic() - began):
-                call.answer(_CLOSED)
+                replies = [replies] if sum(map(len, calls)) == 1 else []
+            told = 0
+            for each in calls:
+                each.answer(replies[told : told + len(each)])
+                told += len(each)
+            for each in self._waiting.answered(calls, len(replies), time.monotonic() - began):
+                each.answer([_CLOSED] * len(each))
         line.end()
 
 
@@ -227,7 +228,7 @@ class _Line:
             how = "did not load in time" if isinstance(error, TimeoutError) else "ended while it was loading"
             raise ConfigError(f"a worker for rewards {how}{said}") from error
 
-    def call(self, calls: Sequence[WaitingCall[Reply]]) -> list[Reply] | CallFailure:
+    def call(self, calls: Sequence[WaitingCalls[Reply]]) -> list[Reply] | CallFailure:
         """Make calls. Returns: the replies to the first of them, one at least, or what happened to the worker."""
         if self._process is None:
             try:
@@ -249,7 +250,7 @@ class _Line:
         except OSError as error:
             self.end()
             return CallFailure(CRASHED, f"the process that watches the worker cannot be reached: {error}")
-        return _replies(reply, len(calls))
+        return _replies(reply, sum(map(len, calls)))
 
     def _write(self, data: bytes, timeout_s: float) -> None:
         assert self._process is not None and self._process.stdin is not None

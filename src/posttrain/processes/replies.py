@@ -4,7 +4,7 @@ more than most calls."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 R = TypeVar("R")
@@ -20,19 +20,19 @@ class Replies(Generic[R]):
         self._found: list[R | None] = [None] * count
         self._missing = count
         self._watcher: OnReply[R] | None = None
-        self._complete = threading.Event()
-        if not count:
-            self._complete.set()
+        self._complete: threading.Event | None = None  # made by whoever has to wait: it takes longer than a short call
 
-    def put(self, number: int, reply: R) -> None:
+    def put(self, first: int, replies: Sequence[R]) -> None:
+        """Take the replies to neighbouring calls, of which the first has this number."""
         with self._lock:
-            self._found[number] = reply
-            self._missing -= 1
-            watcher, missing = self._watcher, self._missing
-        if not missing:
-            self._complete.set()
+            self._found[first : first + len(replies)] = replies
+            self._missing -= len(replies)
+            watcher, missing, complete = self._watcher, self._missing, self._complete
+        if complete and not missing:
+            complete.set()
         if watcher:
-            watcher(number, reply)
+            for number, reply in enumerate(replies, first):
+                watcher(number, reply)
 
     def watch(self, watcher: OnReply[R]) -> None:
         """Call ``watcher`` once for every reply, with those that are here at once. For one watcher."""
@@ -44,5 +44,8 @@ class Replies(Generic[R]):
 
     def all(self) -> list[R]:
         """Wait for the last reply. Returns: all of them, in the order of the calls."""
-        self._complete.wait()
+        with self._lock:
+            self._complete = complete = self._complete or (threading.Event() if self._missing else None)
+        if complete:
+            complete.wait()
         return cast("list[R]", self._found)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from posttrain.processes.replies import Replies
@@ -18,26 +17,30 @@ SHORT_S = 0.005  # of calls that were made together: next time there may be twic
 
 
 @dataclass(slots=True, eq=False)
-class WaitingCall(Generic[R]):
-    request: bytes  # {"call": …, "seed": …}
-    shared: bytes  # JSON of the entries that many calls have alike, one object for all of them; "null": none
+class WaitingCalls(Generic[R]):
+    """Neighbouring calls of one submission."""
+
+    requests: Sequence[bytes]  # {"call": …, "seed": …} each
+    shared: bytes  # JSON of the entries that they have alike; "null": none
     replies: Replies[R]
-    number: int  # of the call among those
-    alone: bool = False  # after something happened to the worker that had it with others
+    first: int = 0  # number of the first of them in the submission
+    alone: bool = False  # one call, after something happened to the worker that had it with others
 
-    def answer(self, reply: R) -> None:
-        self.replies.put(self.number, reply)
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def part(self, start: int, end: int, *, alone: bool = False) -> WaitingCalls[R]:
+        """Those from ``start`` up to ``end``, counted from the first."""
+        return replace(self, requests=self.requests[start:end], first=self.first + start, alone=alone)
+
+    def answer(self, replies: Sequence[R]) -> None:
+        """Hand over the replies to the first of them."""
+        self.replies.put(self.first, replies)
 
 
-def frame_of(calls: Sequence[WaitingCall[R]]) -> bytes:
-    """Write calls as worker.py reads them: [[shared, [request, …]], …], in their order, what neighbours share once."""
-
-    def parts() -> Iterator[bytes]:
-        for _, run in groupby(calls, key=lambda call: id(call.shared)):
-            alike = list(run)
-            yield b"[%b,[%b]]" % (alike[0].shared, b",".join(call.request for call in alike))
-
-    return b"[" + b",".join(parts()) + b"]"
+def frame_of(calls: Sequence[WaitingCalls[R]]) -> bytes:
+    """Write calls as worker.py reads them: [[shared, [request, …]], …], in their order."""
+    return b"[" + b",".join(b"[%b,[%b]]" % (each.shared, b",".join(each.requests)) for each in calls) + b"]"
 
 
 class Waiting(Generic[R]):
@@ -45,35 +48,46 @@ class Waiting(Generic[R]):
 
     def __init__(self, workers: int):
         self._workers = workers
-        self._calls: deque[WaitingCall[R]] = deque()
+        self._calls: deque[WaitingCalls[R]] = deque()
+        self._count = 0  # of calls in them
         self._changed = threading.Condition()
         self._together = 1
         self._closed = False
 
-    def put(self, calls: Sequence[WaitingCall[R]]) -> bool:
+    def put(self, calls: WaitingCalls[R]) -> bool:
         """Add calls. Returns: False when the queue is closed."""
         with self._changed:
-            if not self._closed:
-                self._calls.extend(calls)
+            if not self._closed and calls:
+                self._calls.append(calls)
+                self._count += len(calls)
                 self._changed.notify(len(calls))
             return not self._closed
 
-    def take(self) -> list[WaitingCall[R]]:
+    def take(self) -> list[WaitingCalls[R]]:
         """Wait for calls, and leave as many to each of the other workers. Returns: none when the queue is closed."""
         with self._changed:
             while not self._calls and not self._closed:
                 self._changed.wait()
             if self._closed:
                 return []
-            taken = [self._calls.popleft()]
-            most = min(self._together, -(-(len(self._calls) + 1) // self._workers))
-            while len(taken) < most and not taken[0].alone and not self._calls[0].alone:
-                taken.append(self._calls.popleft())
+            left = min(self._together, -(-self._count // self._workers))
+            taken = [self._pop(left)]
+            while not taken[0].alone and (left := left - len(taken[-1])) and not self._calls[0].alone:
+                taken.append(self._pop(left))
             return taken
 
-    def answered(self, calls: Sequence[WaitingCall[R]], count: int, seconds: float) -> Sequence[WaitingCall[R]]:
-        """Put back what was not answered: all but the first ``count``. Returns: those calls, when the queue is closed."""
-        rest = calls[count:]
+    def _pop(self, most: int) -> WaitingCalls[R]:
+        """The next calls of one submission, at most so many."""
+        calls = self._calls.popleft()
+        if len(calls) > most:
+            self._calls.appendleft(calls.part(most, len(calls)))
+            calls = calls.part(0, most)
+        self._count -= len(calls)
+        return calls
+
+    def answered(self, calls: Sequence[WaitingCalls[R]], count: int, seconds: float) -> Sequence[WaitingCalls[R]]:
+        """Put back what was not answered: all but the first ``count`` calls. Returns: those, when the queue is closed."""
+        rest = _beyond(calls, count)
         with self._changed:
             if rest:
                 self._together = 1
@@ -81,13 +95,14 @@ class Waiting(Generic[R]):
                 self._together = min(2 * self._together, MOST_TOGETHER)
             if self._closed:
                 return rest
-            for call in rest:
-                call.alone = not count
+            if not count:
+                rest = [each.part(place, place + 1, alone=True) for each in rest for place in range(len(each))]
             self._calls.extendleft(reversed(rest))
-            self._changed.notify(len(rest))
+            self._count += sum(map(len, rest))
+            self._changed.notify(sum(map(len, rest)))
             return ()
 
-    def close(self) -> list[WaitingCall[R]]:
+    def close(self) -> list[WaitingCalls[R]]:
         """Let nothing more be taken. Returns: what waited."""
         with self._changed:
             self._closed = True
@@ -95,3 +110,13 @@ class Waiting(Generic[R]):
             self._calls.clear()
             self._changed.notify_all()
             return left
+
+
+def _beyond(calls: Sequence[WaitingCalls[R]], count: int) -> list[WaitingCalls[R]]:
+    """The calls behind the first ``count``."""
+    rest = []
+    for each in calls:
+        if count < len(each):
+            rest.append(each.part(count, len(each)) if count else each)
+        count = max(count - len(each), 0)
+    return rest

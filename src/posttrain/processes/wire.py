@@ -62,22 +62,25 @@ def from_bytes(data: bytes | str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in _AS_THEY_ARE or isinstance(value, (str, int, float)):
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind in _KINDS:
+        name, write = _KINDS[kind]
+        return {_TAG: name, "of": write(value)}
+    if isinstance(value, (str, int, float)):
         return value
     if isinstance(value, list):
         return _items(value)
     if isinstance(value, (dict, Mapping)):
         if _TAG not in value and (_TEXT.issuperset(map(type, value)) or all(isinstance(key, str) for key in value)):
-            if type(value) is dict and _AS_THEY_ARE.issuperset(map(type, value.values())):
+            if kind is dict and _AS_THEY_ARE.issuperset(map(type, value.values())):
                 return value
             return {key: _plain(item) for key, item in value.items()}
         return {_TAG: "items", "of": [[_plain(key), _plain(item)] for key, item in value.items()]}
-    for kind, (name, write) in _KINDS.items():
-        if type(value) is kind:
-            return {_TAG: name, "of": write(value)}
     if hasattr(value, "tolist"):  # a NumPy array or number
         return _plain(value.tolist())
-    raise TypeError(f"a {type(value).__name__} cannot be handed to another process")
+    raise TypeError(f"a {kind.__name__} cannot be handed to another process")
 
 
 def _items(values: Collection[Any]) -> list[Any]:

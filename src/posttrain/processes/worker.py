@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import hashlib
 import importlib
 import os
 import random
@@ -132,8 +133,10 @@ def _answer(handler: Handler, call: Any) -> tuple[bytes, bool]:
     return b'["%b",%b]' % (FAILURE, wire.to_bytes(failure)), True
 
 
-def _seed(seed: int) -> None:
-    """Give a call the same random numbers in every run and in every worker."""
+def _seed(seed: int | str) -> None:
+    """Give a call the same random numbers in every run and in every worker. Args: seed, or a name that it is made of."""
+    if isinstance(seed, str):
+        seed = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=4).digest(), "little")
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from posttrain.records.from_columns import records_of
 from posttrain.records.images import PromptImages
 from posttrain.records.trajectories import Outcome, Reward, ScoredGroup, StopReason, Trajectory
 
@@ -31,27 +33,26 @@ class SampleRow:
 
 def sample_rows(groups: Sequence[ScoredGroup]) -> list[SampleRow]:
     """All samples of all responses of all groups, in order."""
-    rows: list[SampleRow] = []
+    columns: dict[str, list[Any]] = {field.name: [] for field in fields(SampleRow)}
     number = 0
     for index, group in enumerate(groups):
+        given = group.group.prompt
         for trajectory, outcome in zip(group.group.trajectories, group.outcomes, strict=True):
-            for sample in trajectory.samples:
-                prompt = sample.prompt_token_ids
-                prompt = group.group.prompt.token_ids if prompt is None else prompt
-                rows.append(
-                    SampleRow(
-                        sample=sample,
-                        # An episode that failed before it began has no token; a model that reads rows needs one, which no
-                        # loss sees.
-                        prompt=prompt or (0,),
-                        group=index,
-                        trajectory=number,
-                        last=sample is trajectory,
-                        outcome=outcome,
-                        kept=group.kept,
-                        truncated=trajectory.stop_reason is StopReason.LENGTH,
-                        images=sample.images or group.group.prompt.images,
-                    )
-                )
+            samples = trajectory.samples if trajectory.earlier else (trajectory,)
+            count = len(samples)
+            columns["sample"] += samples
+            # An episode that failed before it began has no token; a model that reads rows needs one, which no loss sees.
+            columns["prompt"] += [
+                (given.token_ids if each.prompt_token_ids is None else each.prompt_token_ids) or (0,)
+                for each in samples
+            ]
+            columns["trajectory"] += [number] * count
+            columns["last"] += [False] * (count - 1) + [True]
+            columns["outcome"] += [outcome] * count
+            columns["truncated"] += [trajectory.stop_reason is StopReason.LENGTH] * count
+            columns["images"] += [each.images or given.images for each in samples]
             number += 1
-    return rows
+        rows = len(columns["sample"]) - len(columns["group"])
+        columns["group"] += [index] * rows
+        columns["kept"] += [group.kept] * rows
+    return records_of(SampleRow, columns, len(columns["sample"]))

@@ -17,6 +17,7 @@ from posttrain.rewards.load import load_rewards
 from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, TermAnswer, TermValue
 from posttrain.sandbox import boxes
 
+_PROMPT_FIELDS = [field.name for field in fields(Prompt) if field.name not in ("images", "image_patches")]
 FACTORY = "posttrain.rewards.in_worker:make"
 
 # Libraries that take seconds to import: loaded once, before the first call of a worker.
@@ -65,8 +66,10 @@ class Scoring:
 def plain_prompt(prompt: Prompt) -> dict[str, Any]:
     """Return a prompt as plain values, with the sizes of its images: no reward reads more of them, and they would be sent with
     every response."""
-    values = {field.name: getattr(prompt, field.name) for field in fields(prompt) if field.name != "images"}
-    return values | {"image_patches": patches_of_images(prompt)}
+    values = {name: getattr(prompt, name) for name in _PROMPT_FIELDS}
+    if prompt.images is not None or prompt.image_patches:
+        values["image_patches"] = patches_of_images(prompt)
+    return values
 
 
 def prompt_of(values: Mapping[str, Any]) -> Prompt:

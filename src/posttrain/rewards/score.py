@@ -118,20 +118,38 @@ def combine(
     Args: ``answers`` by the index of the term; those after a failure may be missing.
     Returns: the outcome; ``Reward.terms`` holds the values before weighting.
     """
-    counting = [index for index, term in enumerate(terms) if term.counts_for(data_source)]
+    [outcome] = combine_each(terms, [answers], data_source, may_be_none=may_be_none)
+    return outcome
+
+
+def combine_each(
+    terms: Sequence[Term],
+    answers: Sequence[Mapping[int, TermAnswer]],
+    data_source: str,
+    *,
+    may_be_none: bool = False,
+) -> list[Outcome]:
+    """The same for several responses of one data source. Args: answers of each."""
+    counting = [(index, term) for index, term in enumerate(terms) if term.counts_for(data_source)]
     if not counting and not may_be_none:
-        return Invalid(NO_REWARD, f"no reward term counts for data source {data_source!r}")
+        return [Invalid(NO_REWARD, f"no reward term counts for data source {data_source!r}")] * len(answers)
+    return [_sum_of(counting, each) for each in answers]
+
+
+def _sum_of(counting: Sequence[tuple[int, Term]], answers: Mapping[int, TermAnswer]) -> Outcome:
     total = 0.0
     values: list[tuple[str, float]] = []
     texts: list[tuple[str, str]] = []
-    for index in counting:
-        term, answer = terms[index], answers[index]
+    for index, term in counting:
+        answer = answers[index]
         if isinstance(answer, Invalid):
             return answer
         total += term.weight * answer.value
         values.append((term.name, answer.value))
-        values += [(f"{term.name}/{key}", value) for key, value in answer.extras]
-        texts += [(f"{term.name}/{key}", text) for key, text in answer.texts]
+        if answer.extras:
+            values += [(f"{term.name}/{key}", value) for key, value in answer.extras]
+        if answer.texts:
+            texts += [(f"{term.name}/{key}", text) for key, text in answer.texts]
     if not abs(total) <= LARGEST:  # this form is also true for NaN (inf - inf)
         return Invalid(NOT_FINITE, f"the weighted sum is {total}")
     return Reward(total, tuple(values), tuple(texts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -29,7 +28,7 @@ from posttrain.rewards.score import (
     Term,
     TermAnswer,
     TermValue,
-    combine,
+    combine_each,
     response_texts,
 )
 
@@ -201,16 +200,16 @@ class ScorerInWorkers:
     ) -> Replies[Reply]:
         """Have the responses with these numbers scored. The prompt is written once for all of them; one that cannot be written
         is why each call fails."""
+        shared = {"prompt": plain_prompt(group.prompt), "plain_answer": plain_answer}
         try:
-            shared = wire.to_text({"prompt": plain_prompt(group.prompt), "plain_answer": plain_answer})
+            alike = wire.to_text(shared)
         except (TypeError, ValueError, RecursionError) as error:
             return _failed(error, len(numbers))
         calls = [
             f'{{"response": {wire.to_text(texts[number].response)}, "sequence": {wire.to_text(texts[number].sequence)}}}'
             for number in numbers
         ]
-        seeds = [_seed(group.trajectories[number].sample_id) for number in numbers]
-        return self._pool.submit_written(calls, seeds, shared)
+        return self._pool.submit_written(calls, [group.trajectories[number].sample_id for number in numbers], alike)
 
     def _read(self, group: TrajectoryGroup) -> list[ResponseText]:
         return response_texts(group, self._terms, self._decode)
@@ -244,11 +243,12 @@ class ScorerInWorkers:
         """Build the outcomes of a group. Consumes ``batched``, so groups must come in the order of the batched calls."""
         source = group.prompt.data_source
         _, asked = self._begun[id(group)]
-        outcomes = []
-        for answers in self._answers_of(group, asked) if asked else [{} for _ in group.trajectories]:
-            answers |= {index: next(said) for index, said in batched.items() if self._terms[index].counts_for(source)}
-            outcomes.append(combine(self._terms, answers, source, may_be_none=self._may_be_none))
-        return tuple(outcomes)
+        answers = self._answers_of(group, asked) if asked else [{} for _ in group.trajectories]
+        for of_response in answers if batched else ():
+            of_response |= {
+                index: next(said) for index, said in batched.items() if self._terms[index].counts_for(source)
+            }
+        return tuple(combine_each(self._terms, answers, source, may_be_none=self._may_be_none))
 
     def _answers_of(self, group: TrajectoryGroup, asked: Replies[Reply]) -> list[dict[int, TermAnswer]]:
         """Return the answers of the terms that are not batched, per response.
@@ -260,7 +260,9 @@ class ScorerInWorkers:
         prompt = group.prompt
         replies = asked.all()
         counting = self._counting(prompt)
-        overran = [number for number, reply in enumerate(replies) if self._overran(reply, prompt)]
+        overran = [
+            number for number, reply in enumerate(replies) if type(reply) is not Answer and self._overran(reply, prompt)
+        ]
         again: dict[int, Reply] = {}
         if overran:
             asked_again = self._submit(group, overran, self._read(group), plain_answer=True)
@@ -305,8 +307,7 @@ def _answers(reply: Reply, counting: Sequence[int]) -> dict[int, TermAnswer]:
 
 def _failed(error: Exception, count: int) -> Replies[Reply]:
     replies: Replies[Reply] = Replies(count)
-    for number in range(count):
-        replies.put(number, CallFailure(EXCEPTION, str(error)))
+    replies.put(0, [CallFailure(EXCEPTION, str(error))] * count)
     return replies
 
 
@@ -327,7 +328,3 @@ def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:
     except (KeyError, TypeError, ValueError):
         pass
     return Invalid(CRASHED, "the worker's answer is not one")
-
-
-def _seed(sample_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(sample_id.encode(), digest_size=4).digest(), "little")

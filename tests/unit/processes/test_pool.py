@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -21,12 +23,12 @@ import numpy as np
 import pytest
 
 from posttrain.errors import ConfigError
-from posttrain.processes import descendants, fork_gate, frames, proc, wire
+from posttrain.processes import descendants, fork_gate, frames, proc, wire, worker
 from posttrain.processes import pool as pool_module
 from posttrain.processes.limits import Limits
 from posttrain.processes.pool import Answer, CallFailure, Reply, WorkerPool
 from posttrain.processes.replies import Replies
-from posttrain.processes.waiting import Waiting, WaitingCall, frame_of
+from posttrain.processes.waiting import Waiting, WaitingCalls, frame_of
 
 # A module of handlers. `loaded` says in which process it was loaded.
 SOURCE = """
@@ -441,19 +443,61 @@ def test_long_calls_are_left_to_the_other_workers(make: Make) -> None:
     assert len(processes) == 2
 
 
+def numbers_of(taken: Sequence[WaitingCalls[str]]) -> list[int]:
+    """The numbers of calls, which are written as their requests."""
+    found = [(each.first + place, request) for each in taken for place, request in enumerate(each.requests)]
+    assert all(request == b"%d" % number for number, request in found)
+    return [number for number, _ in found]
+
+
+def submitted(first: int, count: int, replies: Replies[str]) -> WaitingCalls[str]:
+    return WaitingCalls([b"%d" % number for number in range(first, first + count)], b"null", replies, first)
+
+
 def test_closing_answers_calls_that_were_put_back() -> None:
     waiting: Waiting[str] = Waiting(1)
     replies: Replies[str] = Replies(4)
-    calls = [WaitingCall(b"", b"null", replies, number) for number in range(4)]
-    for call in calls:
-        waiting.put([call])
-    assert waiting.take() == calls[:1]
-    assert not waiting.answered(calls[:1], 1, 0.0)
+    waiting.put(submitted(0, 4, replies))
+    first = waiting.take()
+    assert numbers_of(first) == [0]
+    assert not waiting.answered(first, 1, 0.0)
     both = waiting.take()
-    assert both == calls[1:3]
-    assert waiting.close() == calls[3:]
-    assert waiting.answered(both, 1, 0.0) == calls[2:3]
-    assert not waiting.put(calls[:1]) and waiting.take() == []
+    assert numbers_of(both) == [1, 2]
+    assert numbers_of(waiting.close()) == [3]
+    assert numbers_of(waiting.answered(both, 1, 0.0)) == [2]
+    assert not waiting.put(submitted(0, 1, replies)) and waiting.take() == []
+
+
+def test_calls_of_several_submissions_are_taken_together_and_made_alone_after_a_failure() -> None:
+    waiting: Waiting[str] = Waiting(1)
+    replies: Replies[str] = Replies(11)
+    for first, count in ((0, 3), (3, 5), (8, 3)):
+        waiting.put(submitted(first, count, replies))
+    order = []
+    for together in (1, 2, 4):  # twice as many after short calls
+        taken = waiting.take()
+        assert len(numbers_of(taken)) == together
+        order += numbers_of(taken)
+        if together < 4:
+            waiting.answered(taken, together, 0.0)
+    assert order == list(range(7))
+    waiting.answered(taken, 2, 0.0)  # the worker has answered 3 and 4, and was replaced
+    again = waiting.take()
+    assert numbers_of(again) == [5]
+    waiting.answered(again, 1, 0.0)
+    both = waiting.take()
+    assert numbers_of(both) == [6, 7]
+    waiting.answered(both, 0, 0.0)  # something has happened to it in one of them
+    alone = [waiting.take(), waiting.take()]
+    assert [numbers_of(each) for each in alone] == [[6], [7]] and all(each[0].alone for each in alone)
+    assert numbers_of(waiting.take()) == [8]
+
+
+def test_each_of_several_workers_gets_a_share() -> None:
+    waiting: Waiting[str] = Waiting(4)
+    waiting.put(submitted(0, 8, Replies(8)))
+    waiting._together = 128
+    assert [len(numbers_of(waiting.take())) for _ in range(5)] == [2, 2, 1, 1, 1]
 
 
 def test_entries_that_calls_share_cross_once_and_reach_each(make: Make) -> None:
@@ -467,20 +511,28 @@ def test_entries_that_calls_share_cross_once_and_reach_each(make: Make) -> None:
     for each, replies in enumerate(groups):
         answers = [reply.value[1] for reply in replies.all() if isinstance(reply, Answer)]
         assert answers == [{"of": (1, each), "n": number} for number in range(10)]
-    replies: Replies[Reply] = Replies(3)
-    one, other = b'{"a": 1}', b'{"a": 1}  '
-    calls = [WaitingCall(b"%d" % number, (one, one, other)[number], replies, number) for number in range(3)]
-    assert frame_of(calls) == b'[[{"a": 1},[0,1]],[{"a": 1}  ,[2]]]'
+    calls: list[WaitingCalls[Reply]] = [
+        WaitingCalls([b"0", b"1"], b'{"a": 1}', Replies(2)),
+        WaitingCalls([b"2"], b"null", Replies(1)),
+    ]
+    assert frame_of(calls) == b'[[{"a": 1},[0,1]],[null,[2]]]'
+
+
+def test_a_seed_may_be_made_of_a_name() -> None:
+    worker._seed("train.jsonl:17/3")
+    named = random.random(), np.random.random()
+    # The first four bytes of BLAKE2b of the name, least significant first
+    worker._seed(int.from_bytes(hashlib.blake2b(b"train.jsonl:17/3", digest_size=4).digest(), "little"))
+    assert (random.random(), np.random.random()) == named
 
 
 def test_replies_reach_a_watcher_once_each_and_all_in_order() -> None:
     replies: Replies[str] = Replies(3)
     heard: list[tuple[int, str]] = []
-    replies.put(2, "c")
+    replies.put(2, ["c"])
     replies.watch(lambda number, reply: heard.append((number, reply)))
     assert heard == [(2, "c")]
-    replies.put(0, "a")
-    replies.put(1, "b")
+    replies.put(0, ["a", "b"])
     assert heard == [(2, "c"), (0, "a"), (1, "b")]
     assert replies.all() == ["a", "b", "c"]
     assert Replies(0).all() == []

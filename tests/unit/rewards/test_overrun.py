@@ -112,7 +112,7 @@ def test_which_failures_are_the_texts(start: Any, reason: str, scored: bool) -> 
             return replies
         [_] = replies.all()
         failed: Any = type(replies)(1)
-        failed.put(0, CallFailure(reason, "said so"))
+        failed.put(0, [CallFailure(reason, "said so")])
         return failed
 
     scorer._pool.submit_written = fail_first  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from posttrain.records.from_columns import records_of
 from posttrain.records.stored_rows import StoredArray, StoredRow, digest_of, digest_of_logprobs
 from posttrain.records.trajectories import Trajectory, Unfinished
 
@@ -124,12 +125,12 @@ def _stored(
 
 def from_columns(columns: Columns[R]) -> list[R]:
     """The responses. Those of stored columns have rows in the store (records.stored_rows) for tuples."""
-    rows = zip(*columns.others.values(), strict=True)
-    values = (_values(columns.token_ids, columns.lengths[:, 0]), _values(columns.logprobs, columns.lengths[:, 1]))
-    return [
-        columns.kind(token_ids=token_ids, logprobs=logprobs, **dict(zip(columns.others, row, strict=True)))
-        for token_ids, logprobs, row in zip(*values, rows, strict=True)
-    ]
+    token_ids, logprobs = (
+        _values(columns.token_ids, columns.lengths[:, 0]),
+        _values(columns.logprobs, columns.lengths[:, 1]),
+    )
+    values = {"token_ids": token_ids, "logprobs": logprobs, **columns.others}
+    return records_of(columns.kind, values, len(columns.lengths))
 
 
 def _values(column: NDArray[Any] | StoredColumn, lengths: NDArray[np.int64]) -> list[Any]:

@@ -214,11 +214,9 @@ class _Sampling:
         return [self.groups[number] for number in range(len(self.prompts))]
 
     def _ask(self, member: Member, numbers: list[int]) -> None:
-        """Reduce a prompt to its token ids, all that a sampler needs."""
-        plain = [
-            (number, Prompt(prompt_id=each.prompt_id, token_ids=each.token_ids, text="", data_source=""))
-            for number, each in ((number, self.prompts[number]) for number in numbers)
-        ]
+        """Reduce a prompt to its name and token ids, all that a sampler needs."""
+        asked_of = [self.prompts[number] for number in numbers]
+        plain = numbers, [each.prompt_id for each in asked_of], [each.token_ids for each in asked_of]
         if member not in self.missing:
             member.take()  # discard what is left of an abandoned call
         self.missing.setdefault(member, set()).update(numbers)

@@ -21,7 +21,7 @@ from posttrain.errors import RunStopped
 from posttrain.records.notices import Notices
 
 ROUND_S = 0.5  # between two polls of a worker, or longer where there are many
-POLLS_PER_S = 64  # of all workers: each takes about half a millisecond of the driver
+POLLS_PER_S = 32  # of all workers: each takes about half a millisecond of the driver
 SILENCE_S = 3.0  # without an answer, after which its process is looked up on its node
 SETTLE_S = 4.0  # after an error of one worker, in which another is found to be its cause
 LAST_LINES = 8  # of a lost worker, that are shown
@@ -79,7 +79,7 @@ class Member:
 
 
 class Watch:
-    """Polls every member twice a second, of more than 32 members each less often, in a thread of its own.
+    """Polls every member twice a second, of more than 16 members each less often, in a thread of its own.
 
     Args: logs is the folder that gets a file per worker with what it prints, and one with the end of that for a lost worker;
         ``show`` is given each line with its worker's name.

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,6 +25,7 @@ from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
 from posttrain.libraries.importing import importing
 from posttrain.processes import proc
+from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Trajectory
 
 # Finished: the driver's number of the call and the prompt's number in it, and the responses.
@@ -50,6 +51,14 @@ class FinishedGroups:
 
 
 PackedGroups = Packed[FinishedGroups]
+# Prompts to sample for: their numbers in the call, names and token ids, as columns, which cross in a tenth of the time of records
+AskedPrompts = tuple[Sequence[int], Sequence[str], Sequence[tuple[int, ...]]]
+
+
+def prompts_of(asked: AskedPrompts) -> list[tuple[int, Prompt]]:
+    """The prompts, each with its number."""
+    rows = zip(*asked, strict=True)
+    return [(n, Prompt(prompt_id=name, token_ids=ids, text="", data_source="")) for n, name, ids in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from posttrain.backends.runtime.ray.shelf import taken_down
 from posttrain.backends.runtime.ray.started_roles import Starter
 from posttrain.backends.runtime.ray.taking import Taker
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
-from posttrain.backends.runtime.ray.worker import Outbox, PackedGroups
+from posttrain.backends.runtime.ray.worker import AskedPrompts, Outbox, PackedGroups, prompts_of
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.errors import RunStopped
 from posttrain.interfaces.crew import Order, Turned
@@ -46,7 +46,6 @@ from posttrain.records.plans import (
     UpdatePlan,
     ValueLossPlan,
 )
-from posttrain.records.prompts import Prompt
 from posttrain.records.statistics import UpdateStats
 from posttrain.records.stored_tensors import StoredTensor, stored_rows, unread_rows
 from posttrain.records.trajectories import SamplingParams, Trajectory, TrajectoryGroup
@@ -211,12 +210,13 @@ class WorkerRoles:
         self._started.take_turn(role)
         return self.roles[role].score(groups)
 
-    def generate(self, call: int, prompts: Sequence[tuple[int, Prompt]], sampling: SamplingParams) -> PackedGroups:
+    def generate(self, call: int, asked: AskedPrompts, sampling: SamplingParams) -> PackedGroups:
         """Sample. Finished groups go to the outbox; those not fetched from there are returned.
 
         Args: ``call`` is the driver's number of this call, and each prompt has its number in it.
         """
         self._started.take_turn("rollout")
+        prompts = prompts_of(asked)
         numbers = {id(prompt): number for number, prompt in prompts}
 
         def done(group: TrajectoryGroup) -> None:
