@@ -7,11 +7,10 @@ Every size is a process of its own: groups of 8, responses of 1 to --tokens toke
 --workers 1,8,64 under Ray with so many ranks of the policy, which also sample unless there are --samplers. --light N: all ranks
 but the first load no torch and read no batch (light_ranks.py), N of them in a process, so that a machine can hold many. Bytes and
 messages are what the first step brings to the driver and sends from it (traffic.py); it is not timed. Calls are of single
-workers; each is also polled, twice a second or less often. --profile FILE keeps a profile of the driver, in its CPU seconds. Seconds are of the
-driver, median of the steps after the first, by phase;
-sampling is making the tokens and handing complete groups to the rewards. CPU seconds are of the driver's process alone: on a
-machine with other work they say more than seconds, and those without rollout, log-probs and update are a step besides its
-models. Memory is what the peak grows by after the start.
+workers; each is also polled, twice a second or less often. --profile FILE keeps a profile of the driver, in its CPU seconds.
+Seconds are of the driver, median of the steps after the first, by phase; sampling is making the tokens and handing complete
+groups to the rewards. CPU seconds are of the driver's process alone: on a machine with other work they say more than seconds,
+and those without rollout, log-probs and update are a step besides its models. Memory is what the peak grows by after the start.
 """
 
 from __future__ import annotations

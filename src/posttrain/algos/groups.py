@@ -45,12 +45,17 @@ def compare_in_groups(
     Returns: [B] float64; 0 where not valid.
     """
     compared = torch.zeros_like(rewards, dtype=torch.float64)
-    for rows in groups_of(group_index, valid):
-        scores = rewards[rows].double()
-        if len(rows) > 1:
-            compared[rows] = compare(scores, rows)
-        elif lone_sample_keeps_reward:
-            compared[rows] = scores
+    groups = list(groups_of(group_index, valid))
+    if not groups:
+        return compared
+    # All rows are taken and put back at once: of a hundred thousand responses, a group's own share is what it compares
+    whole = torch.cat(groups)
+    scores = rewards[whole].double().split([len(rows) for rows in groups])
+    found = [
+        compare(own, rows) if len(rows) > 1 else own if lone_sample_keeps_reward else torch.zeros_like(own)
+        for own, rows in zip(scores, groups, strict=True)
+    ]
+    compared[whole] = torch.cat(found)
     return compared
 
 

@@ -39,6 +39,7 @@ class CallFailure:
 
 
 Reply = Answer | CallFailure
+_ANSWER = ANSWER.decode()
 _CLOSED = CallFailure(CRASHED, "the workers were closed")
 
 
@@ -297,7 +298,7 @@ def _replies(data: bytes, most: int) -> list[Reply] | CallFailure:
     try:
         value = wire.from_bytes(data[1:])
         if data[:1] == ANSWERS and 1 <= len(value) <= most:
-            return [_reply(kind.encode(), said) for kind, said in value]
+            return [_reply(kind, said) for kind, said in value]
         if data[:1] == FAILURE:
             return _failure(value)
     except (AttributeError, TypeError, ValueError, UnicodeError) as error:
@@ -305,8 +306,8 @@ def _replies(data: bytes, most: int) -> list[Reply] | CallFailure:
     return CallFailure(OUTPUT_LIMIT, "the worker's answer is of no known kind")
 
 
-def _reply(kind: bytes, said: Any) -> Reply:
-    return Answer(said) if kind == ANSWER else _failure(said)
+def _reply(kind: str, said: Any) -> Reply:
+    return Answer(said) if kind == _ANSWER else _failure(said)
 
 
 def _failure(said: Any) -> CallFailure:

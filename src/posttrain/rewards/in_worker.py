@@ -14,7 +14,7 @@ from posttrain.processes.worker import load
 from posttrain.records.prompts import Prompt, patches_of_images
 from posttrain.records.trajectories import Invalid
 from posttrain.rewards.load import load_rewards
-from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, TermAnswer, TermValue
+from posttrain.rewards.score import LARGEST, ResponseText, RewardTerms, SentAnswer, TermAnswer, TermValue
 from posttrain.sandbox import boxes
 
 _PROMPT_FIELDS = [field.name for field in fields(Prompt) if field.name not in ("images", "image_patches")]
@@ -85,10 +85,10 @@ def plain(answer: TermAnswer) -> dict[str, Any] | float:
     return {"value": answer.value, **beside}
 
 
-def answer_of(values: Any) -> TermAnswer:
+def answer_of(values: Any) -> SentAnswer:
     """Rebuild the answer that ``plain`` serialized. Raises: KeyError, TypeError, ValueError for anything else."""
     if isinstance(values, (int, float)):
-        return TermValue(_finite(values))
+        return _finite(values)
     if "reason" in values:
         return Invalid(str(values["reason"]), str(values["detail"]))
     return TermValue(

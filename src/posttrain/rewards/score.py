@@ -107,10 +107,12 @@ class TermValue:
 
 
 TermAnswer = TermValue | Invalid
+# The same; a number alone is itself, as most answers of a worker are
+SentAnswer = TermAnswer | float
 
 
 def combine(
-    terms: Sequence[Term], answers: Mapping[int, TermAnswer], data_source: str, *, may_be_none: bool = False
+    terms: Sequence[Term], answers: Mapping[int, SentAnswer], data_source: str, *, may_be_none: bool = False
 ) -> Outcome:
     """Sum weight x value over the terms that count for a data source, in their order. The first failure among them makes the
     outcome Invalid, as does a data source that no term counts for, unless ``may_be_none``: then the sum is 0.
@@ -124,7 +126,7 @@ def combine(
 
 def combine_each(
     terms: Sequence[Term],
-    answers: Sequence[Mapping[int, TermAnswer]],
+    answers: Sequence[Mapping[int, SentAnswer]],
     data_source: str,
     *,
     may_be_none: bool = False,
@@ -136,12 +138,16 @@ def combine_each(
     return [_sum_of(counting, each) for each in answers]
 
 
-def _sum_of(counting: Sequence[tuple[int, Term]], answers: Mapping[int, TermAnswer]) -> Outcome:
+def _sum_of(counting: Sequence[tuple[int, Term]], answers: Mapping[int, SentAnswer]) -> Outcome:
     total = 0.0
     values: list[tuple[str, float]] = []
     texts: list[tuple[str, str]] = []
     for index, term in counting:
         answer = answers[index]
+        if isinstance(answer, float):
+            total += term.weight * answer
+            values.append((term.name, answer))
+            continue
         if isinstance(answer, Invalid):
             return answer
         total += term.weight * answer.value

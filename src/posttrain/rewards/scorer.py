@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,8 @@ from posttrain.rewards.score import (
     Decode,
     ResponseText,
     RewardTerms,
+    SentAnswer,
     Term,
-    TermAnswer,
     TermValue,
     combine_each,
     response_texts,
@@ -214,7 +214,7 @@ class ScorerInWorkers:
     def _read(self, group: TrajectoryGroup) -> list[ResponseText]:
         return response_texts(group, self._terms, self._decode)
 
-    def _call_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[TermAnswer]:
+    def _call_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[SentAnswer]:
         """Call a batched term on all responses that it counts for, on halves again where that fails. Yields: its answers, in the
         order of the responses."""
         counting = [
@@ -225,7 +225,7 @@ class ScorerInWorkers:
         ]
         prompts, responses = [plain_prompt(prompt) for prompt, _ in counting], [response for _, response in counting]
 
-        def call(ranges: Sequence[range]) -> list[list[TermAnswer] | Invalid]:
+        def call(ranges: Sequence[range]) -> list[list[SentAnswer] | Invalid]:
             calls = [
                 {
                     "term": index,
@@ -239,7 +239,7 @@ class ScorerInWorkers:
 
         return iter(call_with_bisection(len(counting), call, halve=term.halve))
 
-    def _outcomes(self, group: TrajectoryGroup, batched: Mapping[int, Iterator[TermAnswer]]) -> tuple[Outcome, ...]:
+    def _outcomes(self, group: TrajectoryGroup, batched: Mapping[int, Iterator[SentAnswer]]) -> tuple[Outcome, ...]:
         """Build the outcomes of a group. Consumes ``batched``, so groups must come in the order of the batched calls."""
         source = group.prompt.data_source
         _, asked = self._begun[id(group)]
@@ -250,7 +250,7 @@ class ScorerInWorkers:
             }
         return tuple(combine_each(self._terms, answers, source, may_be_none=self._may_be_none))
 
-    def _answers_of(self, group: TrajectoryGroup, asked: Replies[Reply]) -> list[dict[int, TermAnswer]]:
+    def _answers_of(self, group: TrajectoryGroup, asked: Replies[Reply]) -> list[dict[int, SentAnswer]]:
         """Return the answers of the terms that are not batched, per response.
 
         Where computer algebra exceeded a limit and ``overrun_is_zero``, the call is made again with a plain answer: when that
@@ -275,10 +275,10 @@ class ScorerInWorkers:
                 found[number] = {index: zero if self._terms[index].calculates else plain[index] for index in plain}
         return found
 
-    def _counting(self, prompt: Prompt) -> list[int]:
+    def _counting(self, prompt: Prompt) -> Set[int]:
         """Return the terms that are not batched and count for a prompt, by their index."""
         source = prompt.data_source
-        return [index for index, term in enumerate(self._terms) if not term.batched and term.counts_for(source)]
+        return {index for index, term in enumerate(self._terms) if not term.batched and term.counts_for(source)}
 
     def _overran(self, reply: Reply, prompt: Prompt) -> bool:
         """Return True when computer algebra may have exceeded a limit, and that scores 0."""
@@ -290,12 +290,12 @@ class ScorerInWorkers:
         )
 
 
-def _answers(reply: Reply, counting: Sequence[int]) -> dict[int, TermAnswer]:
+def _answers(reply: Reply, counting: Set[int]) -> dict[int, SentAnswer]:
     """Return the answers of the terms that count and are not batched; the failure of a worker is the answer of each."""
     if isinstance(reply, Answer):
         try:
             answers = {int(index): answer_of(values) for index, values in reply.value}
-            if all(index in answers for index in counting) or any(isinstance(a, Invalid) for a in answers.values()):
+            if answers.keys() >= counting or any(isinstance(answer, Invalid) for answer in answers.values()):
                 return answers
         except (KeyError, TypeError, ValueError):
             pass
@@ -315,7 +315,7 @@ def _detail(reply: Reply) -> str:
     return reply.detail if isinstance(reply, CallFailure) else ""
 
 
-def _batch_of(reply: Reply, count: int) -> list[TermAnswer] | Invalid:
+def _batch_of(reply: Reply, count: int) -> list[SentAnswer] | Invalid:
     """Return the answers in a reply about many responses, or the reason why the call failed."""
     if not isinstance(reply, Answer):
         return Invalid(reply.reason, reply.detail)

@@ -17,7 +17,7 @@ from posttrain.records.batches import SequenceBatch, TrainBatch
 from posttrain.records.computed_tensors import of_each_row
 from posttrain.records.images import PromptImages
 from posttrain.records.span_tensors import first_values, row_counts
-from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, Trajectory
+from posttrain.records.trajectories import Invalid, Outcome, ScoredGroup, Trajectory
 from posttrain.run.sample_images import SampleImages
 from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
 
@@ -80,8 +80,8 @@ def _write(path: Path, lines: Iterable[str]) -> None:
     beside = path.with_suffix(".tmp")
     with naming(path):
         # A lone surrogate (half a character, in someone's error text) has no UTF-8; its escape is valid JSON.
-        with open(beside, "w", encoding="utf-8", errors="backslashreplace", buffering=1 << 20) as file:
-            file.writelines(f"{line}\n" for line in lines)
+        with open(beside, "wb", buffering=1 << 20) as file:
+            file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in lines)
         os.replace(beside, path)
 
 
@@ -103,27 +103,35 @@ def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], im
             about = about_prompt(own_text or prompt.text, prompt.images or own_images)
         # As JSON has a text, in less time
         sample_id, response = encode_basestring(trajectory.sample_id), encode_basestring(trajectory.text)
-        rest = {
-            "reward": outcome.value if isinstance(outcome, Reward) else None,
-            "reward_terms": dict(outcome.terms) if isinstance(outcome, Reward) else {},
-            "reward_texts": dict(outcome.texts) if isinstance(outcome, Reward) else {},
-            "invalid": {"reason": outcome.reason, "detail": outcome.detail} if isinstance(outcome, Invalid) else None,
-            "advantage": next(advantages),
-            "stop_reason": str(trajectory.stop_reason),
-            "policy_version": trajectory.policy_version,
-            **({"version_spans": [list(span) for span in trajectory.spans]} if trajectory.version_spans else {}),
-            "prompt_tokens": prompt_tokens,
-            "response_tokens": trajectory.sampled_tokens,
-            **({"turns": _turns(trajectory), "environment": _environment(trajectory)} if trajectory.turn_texts else {}),
-        }
+        spans, turns = "", ""
+        if trajectory.version_spans:
+            spans = f', "version_spans": {_json([list(span) for span in trajectory.spans])}'
+        if trajectory.turn_texts:
+            turns = f", {_entries({'turns': _turns(trajectory), 'environment': _environment(trajectory)})}"
         yield (
-            f'{{"step": {step}, "sample_id": {sample_id}, {about}, "response": {response}, {truth}, {_entries(rest)}}}'
+            f'{{"step": {step}, "sample_id": {sample_id}, {about}, "response": {response}, {truth}, {_scored(outcome)}, '
+            f'"advantage": {_json(next(advantages))}, "stop_reason": "{trajectory.stop_reason}", '
+            f'"policy_version": {trajectory.policy_version}{spans}, "prompt_tokens": {prompt_tokens}, '
+            f'"response_tokens": {trajectory.sampled_tokens}{turns}}}'
         )
+
+
+def _scored(outcome: Outcome) -> str:
+    """The entries of an outcome."""
+    if isinstance(outcome, Invalid):
+        why = _json({"reason": outcome.reason, "detail": outcome.detail})
+        return f'"reward": null, "reward_terms": {{}}, "reward_texts": {{}}, "invalid": {why}'
+    terms, texts = _json(dict(outcome.terms)), _json(dict(outcome.texts)) if outcome.texts else "{}"
+    return f'"reward": {_json(outcome.value)}, "reward_terms": {terms}, "reward_texts": {texts}, "invalid": null'
 
 
 def _entries(values: Mapping[str, object]) -> str:
     """Encode a mapping as JSON, without its braces."""
-    return "".join(_parts_of(values, 0))[1:-1]
+    return _json(values)[1:-1]
+
+
+def _json(value: object) -> str:
+    return "".join(_parts_of(value, 0))
 
 
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
