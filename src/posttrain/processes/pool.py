@@ -106,7 +106,7 @@ class WorkerPool:
     def submit_written(self, calls: Sequence[str], seeds: Sequence[int | str], shared: str = "null") -> Replies[Reply]:
         """``submit`` many calls that are written by wire.py already.
 
-        Args: seeds, of each call a number, or a name that it is made of; shared, a mapping in the same form, whose entries are
+        Args: seeds, of each call a number, or a name to derive it from; shared, a mapping in the same form, whose entries are
             added to each call, which then is a mapping: a worker reads them once for calls that cross together.
         """
         replies: Replies[Reply] = Replies(len(calls))

@@ -30,7 +30,7 @@ class WaitingCalls(Generic[R]):
         return len(self.requests)
 
     def part(self, start: int, end: int, *, alone: bool = False) -> WaitingCalls[R]:
-        """Those from ``start`` up to ``end``, counted from the first."""
+        """Return the calls from ``start`` up to ``end``, counted from the first."""
         return replace(self, requests=self.requests[start:end], first=self.first + start, alone=alone)
 
     def answer(self, replies: Sequence[R]) -> None:

@@ -134,7 +134,7 @@ def _answer(handler: Handler, call: Any) -> tuple[bytes, bool]:
 
 
 def _seed(seed: int | str) -> None:
-    """Give a call the same random numbers in every run and in every worker. Args: seed, or a name that it is made of."""
+    """Give a call the same random numbers in every run and in every worker. Args: seed, or a name to derive it from."""
     if isinstance(seed, str):
         seed = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=4).digest(), "little")
     random.seed(seed)
