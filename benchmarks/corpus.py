@@ -35,6 +35,7 @@ from posttrain.cli.request import load_request
 from posttrain.cli.verdict import verdict as judged
 from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.own_programs import started_by
+from posttrain.dialects.scripts.processes import processes_of, world
 from posttrain.dialects.scripts.trainers import BASE_FILES
 from posttrain.errors import RequestError
 
@@ -153,6 +154,7 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
     dialect = dialect if dialect.partition("@")[0] == peer else peer
     folder = next((above for above in script.parents if (above / VERL_FILES).is_dir()), folder)
     rest = [word for word in words[place + 1 :] if word]
+    rest += world(*processes_of(words[:place], trainer), unknown=0)
     try:
         arguments = arguments_of(trainer, rest, (folder, *script.parents))
     except RequestError as error:

@@ -168,3 +168,30 @@ def test_devices_that_torchrun_gives_are_one_here() -> None:
     assert not loaded.problems and loaded.config.policy.sequence_parallel == 1
     assert any("1 instead of 2" in text for text in loaded.warnings)
     assert read_config("sft_trainer", overrides, "verl@0.2", entry=SFT).problems
+
+
+@pytest.mark.parametrize("file", ["sft_trainer", "sft_trainer_engine"])
+def test_the_processes_of_the_launcher_win_over_the_keys_of_devices(file: str) -> None:
+    base = ("data.train_files=x.parquet", "data.val_files=x.parquet", "data.train_batch_size=32")
+    sizes = ("ulysses_sequence_parallel_size=4", "use_remove_padding=True") if file == "sft_trainer" else ()
+    sizes = sizes or ("engine.ulysses_sequence_parallel_size=4", "++model.path=m")
+    started = ("++posttrain.placement.devices=16", "++posttrain.placement.nodes=2", "++trainer.n_gpus_per_node=1")
+    loaded = read_config(file, [*base, *sizes, *started], "verl", entry=SFT, skip_files=True)
+    assert not loaded.problems, loaded.problems
+    found = loaded.config
+    assert (found.placement.devices, found.placement.nodes, found.policy.sequence_parallel) == (16, 2, 4)
+
+
+def test_quantised_training_and_recorded_experts_of_verls_own_file() -> None:
+    base = ("data.train_files=x.parquet", "++model.path=m", "trainer.n_gpus_per_node=8")
+    held = ("++engine.qat.mode=w4a16", "++engine.router_replay.mode=disabled")
+    for strategy in ("fsdp", "megatron"):
+        given = [*base, *held, f"engine={strategy}"]
+        loaded = read_config(
+            "sft_trainer_engine", [*given, "++engine.qat.enable=False"], "verl", entry=SFT, skip_files=True
+        )
+        assert not loaded.problems and not {"qat", "router_replay"} & set(loaded.config.policy.engine_options)
+        loaded = read_config(
+            "sft_trainer_engine", [*given, "++engine.qat.enable=True"], "verl", entry=SFT, skip_files=True
+        )
+        assert [problem.field for problem in loaded.problems] == ["engine.qat.enable"]

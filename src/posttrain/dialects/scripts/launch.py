@@ -12,6 +12,7 @@ from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.commands import run_text, substitute
 from posttrain.dialects.scripts.names import NUMBERED, SeveralTrainers
 from posttrain.dialects.scripts.own_programs import started_by
+from posttrain.dialects.scripts.processes import processes_of, world
 from posttrain.dialects.scripts.state import HOLE, Call, Hole, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
@@ -244,6 +245,10 @@ def _launch(
     )
     if problems:
         raise ConfigError(_at_once(shell, words, problems))
+    processes, machines = processes_of(call.words[:place], trainer)
+    if asked.devices > 1 and (holes := shell.holes_of(processes)):
+        notes.append(f"a machine has {asked.devices} devices in this plan; the run counts its own: {holes[0].what}")
+    words += world(processes, machines, unknown=asked.devices if asked.devices > 1 and shell.holes_of(processes) else 0)
     words += given
     arguments = arguments_of(trainer, words, _roots(shell, call), f"{shell.script}:{call.line}")
     for name in arguments:

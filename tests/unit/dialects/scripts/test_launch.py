@@ -208,6 +208,24 @@ def test_a_script_named_by_the_path_of_another_machine_is_read_in_this_checkout(
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ("--standalone --nnodes=1 --nproc_per_node=4", ("devices=4", "nodes=1")),
+        ("--nnodes 2 --nproc-per-node 8", ("devices=16", "nodes=2")),
+        ("--nproc_per_node=$1", ("devices=8", "nodes=1")),
+    ],
+)
+def test_fine_tuning_has_the_devices_of_its_launcher(tmp_path: Path, options: str, keys: tuple[str, ...]) -> None:
+    script = tmp_path / "sft.sh"
+    script.write_text(f"torchrun {options} -m verl.trainer.sft_trainer a=1\n", encoding="utf-8")
+    found = read_script(str(script), environment={}, devices=8).arguments
+    assert found[-2:] == tuple(f"++posttrain.placement.{key}" for key in keys)
+    # PPO's trainer is one process, which starts the others
+    script.write_text(f"torchrun {options} -m verl.trainer.main_ppo a=1\n", encoding="utf-8")
+    assert read_script(str(script), environment={}, devices=8).arguments == ("a=1",)
+
+
 def test_devices_that_a_script_counts(tmp_path: Path) -> None:
     text = f"N=$(nvidia-smi -L | wc -l)\n{CALL}trainer.n_gpus_per_node=$N trainer.nnodes=$SLURM_NNODES\n"
 
@@ -253,7 +271,11 @@ def test_what_a_shell_does_not_read_is_refused(tmp_path: Path, text: str, messag
 @pytest.mark.parametrize(
     ("call", "dialect", "arguments"),
     [
-        ("torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer a=1", "verl", ["sft_trainer", "a=1"]),
+        (
+            "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer a=1",
+            "verl",
+            ["sft_trainer", "a=1", "++posttrain.placement.devices=2", "++posttrain.placement.nodes=1"],
+        ),
         ("python -m verl.trainer.main_eval a=1", "verl", ["evaluation", "a=1"]),
         (
             "ray job submit --runtime-env x -- python3 -m recipe.dapo.main_dapo a=1",

@@ -19,6 +19,7 @@ from posttrain.dialects.verl.rules.sft_engine import (
     schedule,
 )
 from posttrain.dialects.verl.strategies import SHARDED
+from posttrain.dialects.words import OUR_SECTION
 from posttrain.plan.engine import engine_called
 
 AFTER_EACH_EPOCH = "after_each_epoch"
@@ -91,13 +92,21 @@ def _precision(keys: Reader) -> dict[str, Any]:
     return masters(keys, "model.fsdp_config.model_dtype")
 
 
-def _layout(keys: Reader) -> dict[str, Any]:
-    """Return devices and engine. In verl 0.2 torchrun sets both, and its file does not contain them: one device."""
+def _devices(keys: Reader) -> tuple[int, int]:
+    """Return machines, and devices of all of them: those that the launcher starts, else those of the keys."""
     nodes, per_node = get(keys, "trainer.nnodes", 1), get(keys, "trainer.n_gpus_per_node", 1)
+    started = keys.section(f"{OUR_SECTION}.placement")
+    counts = [started.get(name, value) for name, value in (("nodes", nodes), ("devices", nodes * per_node))]
+    return (counts[0], counts[1]) if all(type(count) is int for count in counts) else (nodes, nodes * per_node)
+
+
+def _layout(keys: Reader) -> dict[str, Any]:
+    """Return devices and engine. torchrun's processes win over the keys, as in verl, whose file of 0.2 has none: one device."""
+    nodes, total = _devices(keys)
     shared = keys["ulysses_sequence_parallel_size"]
-    devices = max(1, nodes * per_node)
+    devices = max(1, total)
     if is_engine(keys):
-        placed = {"placement.nodes": nodes, "placement.devices": nodes * per_node}
+        placed = {"placement.nodes": nodes, "placement.devices": total}
         keys.ignore("model.fsdp_config", "the section engine says how the weights are shared out")
         return placed | engine_layout(keys, devices)
     if shared > 1 and devices % shared and keys.here:
@@ -120,7 +129,7 @@ def _layout(keys: Reader) -> dict[str, Any]:
     }
     return wrapping | {
         "placement.nodes": nodes,
-        "placement.devices": nodes * per_node,
+        "placement.devices": total,
         "policy.engine": engine_called(SHARDED[0], devices=devices),
         "policy.sequence_parallel": max(1, shared) if shared >= 0 else shared,
     }

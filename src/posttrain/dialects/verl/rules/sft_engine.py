@@ -39,7 +39,15 @@ _SIZES = {
     TURBO: {"sequence_parallel": "engine.turbo_config.distributed.ulysses_parallel_size"},
 }
 # Keys of the section engine that are no options of our engines.
-_NO_OPTIONS = {"strategy", "model_dtype", "dtype", "ulysses_sequence_parallel_size", "turbo_config"}
+_NO_OPTIONS = {
+    "strategy",
+    "model_dtype",
+    "dtype",
+    "ulysses_sequence_parallel_size",
+    "turbo_config",
+    "qat",
+    "router_replay",
+}
 # verl's classes of the section engine -> the strategy
 _CLASSES = {
     "FSDPEngineConfig": SHARDED[0],

@@ -120,6 +120,7 @@ class TransformerOptions(ExpertOptions):
     forward_only: Any = ignored("a role that is not trained has no gradients anyhow")
     use_remove_padding: Any = ignored("rows are packed, and hold no padding")
     pad_bshd_to_minibatch_max: Any = ignored("rows are packed, and hold no padding")
+    context_parallel_size: Any = ignored("sequence_parallel says it")
     seq_length: Any = ignored("rows may have any length anyhow")
     swap_optimizer: Any = ignored(_STAYS)
     use_flash_attn: Any = ignored(_NO_KERNELS)
