@@ -169,10 +169,10 @@ SCRIPT = "python3 -m verl.trainer.main_ppo \\\n    data.train_batch_size=4\n"
 def write_fork(folder: Path, **changed: str) -> Path:
     """Write the checkout, and its launch script run.sh.
 
-    Args: changed, files in the place of the usual ones: player, trainer, main. Returns: its folder.
+    Args: changed, files in the place of the usual ones: player, package, trainer, main. Returns: its folder.
     """
     files = {
-        "seeker/__init__.py": "",
+        "seeker/__init__.py": changed.get("package", ""),
         "seeker/player.py": changed.get("player", PLAYER),
         "seeker/joined.py": JOINED,
         "verl/__init__.py": "from tensordict_that_is_not_here import TensorDict\n",

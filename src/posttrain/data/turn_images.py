@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.images import CHOOSE_A_VISION_MODEL, BadImage, ImageFile, PromptImageReader, read_images
+from posttrain.data.images import A_VISION_MODEL, BadImage, ImageFile, PromptImageReader, read_images
 from posttrain.errors import DataError, Problem
 from posttrain.interfaces.env import Message
 from posttrain.records.images import PromptImages
@@ -36,9 +36,8 @@ class TurnImages:
         """
         if self.reader is None:
             if any(_sources(messages)):
-                raise DataError(
-                    Problem("the environment shows an image, and the model reads text only", fix=CHOOSE_A_VISION_MODEL)
-                )
+                what = "the environment shows an image, and the model reads text only"
+                raise DataError(Problem(what, fix=f"{A_VISION_MODEL}, or an environment of texts"))
             return list(messages)
         return [{**message, "content": _parts(message.get("content"))} for message in messages]
 

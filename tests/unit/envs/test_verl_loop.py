@@ -315,3 +315,10 @@ def test_arguments_that_the_loop_collects(played_group: Callable[..., Any], hint
     told = [each.sampled_mask.index(False) for each in group]
     texts = [bytes(each.token_ids).decode()[place:] for each, place in zip(group, told, strict=True)]
     assert [text[:4] for text in texts] == [f"{letter}25." for letter in said]
+
+
+def test_a_package_that_takes_its_names_from_the_class_file(played: Callable[..., Trajectory]) -> None:
+    """The class imports a neighbour, for which Python runs the package, which imports the class again."""
+    package = "from .player import Limits, Player\n"
+    trajectory = played(Says("hm$", "<done>about</done>"), {"package": package})
+    assert trajectory.failure == "" and marked(trajectory)[0] == "hm?<done>about</done>"

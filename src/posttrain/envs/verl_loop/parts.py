@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,7 +47,7 @@ class Checkout:
         if given and inner is not None and inner.is_relative_to(self.folder) and not given[0].startswith("verl.utils"):
             return self.name(inner, given[1])
         wanted = [place for place in _needed(source, name) if place not in done]
-        if not hasattr(module, name) and not wanted:
+        if name not in vars(module) and not wanted:
             # Imported inside a function
             if given is None:
                 raise NotBound(name)
@@ -56,14 +57,26 @@ class Checkout:
         except (Exception, SystemExit) as error:
             raise ConfigError(loading_problem(error, self.folder, name)) from error
         done.update(wanted)
-        return getattr(module, name)
+        if name not in vars(module):  # defined under a condition that is not met
+            raise NotBound(name)
+        return vars(module)[name]
+
+    def _further(self, file: Path, name: str) -> Any:
+        """Load a name that another module takes out of one that is run in parts. Raises: AttributeError."""
+        try:
+            if name.startswith("__"):
+                raise NotBound(name)
+            return self.name(file, name)
+        except NotBound:
+            raise AttributeError(f"{file} has no {name}") from None
 
     def _opened(self, file: Path) -> tuple[ast.Module, ModuleType, set[int]]:
         if file not in self._files:
             parts = file.relative_to(self.folder).with_suffix("").parts if file.is_relative_to(self.folder) else ()
             module = ModuleType(".".join(parts) or file.stem)
             module.__file__, module.__package__ = str(file), ".".join(parts[:-1])
-            # Dataclasses look their module up by its name
+            vars(module)["__getattr__"] = partial(self._further, file)
+            # Dataclasses look their module up by its name; the package around it may import further names from it
             sys.modules.setdefault(module.__name__, module)
             self._files[file] = (parse_file(str(file), file), module, set())
         return self._files[file]
