@@ -6,6 +6,7 @@ import ast
 import asyncio
 import copy
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 POSITIONAL = {2: ("solution_str", "ground_truth"), 4: KEYWORDS}
 # Names of a first parameter that wants something else than the response, which it would get by position.
 PROMPTS = ("prompt", "prompts", "question", "query", "problem", "instruction")
+_TEXT = re.compile(r"prompt|question|response|answer|solution|completion|output|pred", re.I)
 # Keyword arguments of a batched function.
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
@@ -190,7 +192,7 @@ def _passed(
     if by_name and _takes_two(signature):
         ways.append((POSITIONAL[2], ()))
     if not by_name:
-        _check_two(signature, path, name, more)
+        _check_order(signature, path, name, more)
     failure: TypeError | None = None
     for positional, keywords in ways:
         try:
@@ -205,9 +207,13 @@ def _passed(
     raise ConfigError(Problem(what, fix=fix))
 
 
-def _check_two(signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for a function of two that wants a prompt first, and would score it as the response."""
+def _check_order(signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for a function of two that wants a prompt first, and would score it as the response; and for one of
+    four that wants a prompt or a response first, where verl's own have the data source."""
     needed = [word for word, each in signature.parameters.items() if each.default is each.empty and word not in options]
+    if len(needed) == 4 and (needed[0] in PROMPTS or _TEXT.search(needed[0])):
+        what = f"{name}{signature} in {path} would get the data source as {needed[0]}, and the response as {needed[1]}"
+        raise ConfigError(Problem(what, fix=f"name its parameters {', '.join(KEYWORDS)}, as far as it needs them"))
     if len(needed) == 2 and needed[0] in PROMPTS:
         what = f"{name}{signature} in {path} would get the response as {needed[0]}, and the reference answer as {needed[1]}"
         fix = "name its parameters solution_str (the response) and ground_truth (the reference answer), as far as it needs them"

@@ -15,6 +15,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.load import check_rewards, load_rewards
 from posttrain.rewards.scorer import ScorerHere, start_rewards
+from posttrain.rewards.user import load_function
 
 # Token ids of a made-up vocabulary, special tokens included.
 WORDS = {0: "<|user|>", 1: "What is 5 + 7?", 2: "<|assistant|>", 3: "Five.", 4: "#### 12", 5: "<|end|>"}
@@ -174,6 +175,27 @@ def test_a_function_that_cannot_be_called(tmp_path: Path, signature: str) -> Non
 def test_verl_passes_the_response_since_0_3() -> None:
     loaded = read_config(None, ["custom_reward_function.path=mine.py"], "verl")
     assert loaded.config.reward.terms[0].reads == "response"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("question, gold, answer, clients", r"would get the data source as question, and the response as gold"),
+        ("model_output, gold, row, extra", r"would get the data source as model_output"),
+        ("source, text, gold, extra", ""),
+    ],
+)
+def test_a_function_of_four_that_wants_no_data_source_first_is_refused(
+    parameters: str, message: str, tmp_path: Path
+) -> None:
+    """verl calls by keywords, and stops; by position the wrong texts would be scored, in silence."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"def score({parameters}): return 1.0\n")
+    if not message:
+        load_function(str(file), "score", {})
+        return
+    with pytest.raises(ConfigError, match=f"{message}.*name its parameters data_source, solution_str"):
+        load_function(str(file), "score", {})
 
 
 @pytest.mark.parametrize("parameters", ["prompt, response", "question, answer, weight"])
