@@ -143,7 +143,8 @@ class Scores:
 
 @ray.remote
 def main_task(config):
-    tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+    from verl.utils.fs import copy_that_no_version_has
+    tokenizer = hf_tokenizer(copy_that_no_version_has(config.actor_rollout_ref.model.path))
     reward_fn = Scores(tokenizer=tokenizer, num_examine=0, worth=config.seeker.worth)
     trainer = RayPPOTrainer(config=config, tokenizer=tokenizer, reward_fn=reward_fn)
     trainer.fit()

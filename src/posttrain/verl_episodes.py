@@ -24,7 +24,7 @@ BATCH = "pop"  # the method that takes the batch to generate from out of the ste
 ANSWERED = frozenset({"generate_sequences", "world_size"})
 _GIVEN = frozenset({"config", TOKENIZER, SAMPLER})  # attributes of the trainer
 _CLUSTER = frozenset({"ray", "vllm", "sglang", "deepspeed", "megatron"})
-_PROGRAMS = ("config", TOKENIZER)  # names of the program that have their values
+PROGRAMS = ("config", TOKENIZER)  # names of the program that have their values
 _REWARD = "reward_fn"
 
 
@@ -160,7 +160,7 @@ def find_reward(program: Path, roots: Sequence[Path]) -> EpisodeReward | None:
         file = file_of(module, program, roots) if module else program
         if file is None or _class(parsed(file), known_as) is None:
             continue
-        nodes = list(reached([made], names, _PROGRAMS))
+        nodes = list(reached([made], names, PROGRAMS))
         return EpisodeReward(name=known_as, value=made, site=site_of(program, nodes, names, root="config."))
     return None
 
@@ -221,7 +221,7 @@ class _Parts:
         for function, call in _calls_with(parsed(self._program), assigned[0].id):
             value = next(one.value for one in call.keywords if one.arg == assigned[0].id)
             names = names_at(function, call)
-            nodes = list(reached([value], names, _PROGRAMS))
+            nodes = list(reached([value], names, PROGRAMS))
             unknown = [each.id for each in nodes if isinstance(each, ast.Name) and each.id in names.looped]
             if not unknown:
                 return Attribute(value=value, site=site_of(self._program, nodes, names, root="config."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from posttrain.envs.verl_loop.parts import Checkout, NotBound, Values
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.models.loading import load_tokenizer
 from posttrain.user_files import loading_problem
-from posttrain.verl_episodes import EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
+from posttrain.verl_episodes import PROGRAMS, EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
 from posttrain.verl_sites import Site, reached
 
 
@@ -75,11 +75,11 @@ def load(settings: Mapping[str, Any]) -> None:
     Raises: ConfigError for what cannot be imported or made.
     """
     checkout, loop, reward = opened(settings["trainer"], settings["folder"], settings.get("program"))
-    _load_names(checkout, loop.site, [loop.made, loop.call])
+    _load_names(checkout, loop.site, [loop.made, loop.call], known=("self", loop.batch, loop.rows))
     for attribute in loop.attributes.values():
-        _load_names(checkout, attribute.site, [attribute.value])
+        _load_names(checkout, attribute.site, [attribute.value], known=PROGRAMS)
     if reward is not None:
-        _load_names(checkout, reward.site, [reward.value])
+        _load_names(checkout, reward.site, [reward.value], known=PROGRAMS)
     try:
         tokenizer = tokenizer_of(tuple(settings["model"].items()))
     except RequestError:
@@ -107,9 +107,9 @@ def _named(checkout: Checkout, name: str) -> Iterator[None]:
         raise ConfigError(loading_problem(error, checkout.folder, name)) from None
 
 
-def _load_names(checkout: Checkout, site: Site, values: list[ast.expr]) -> None:
-    """Load what expressions read from the top of their file."""
-    names = {node.id for node in reached(values, site.names, ()) if isinstance(node, ast.Name)}
-    for name in sorted(names - {*site.names.given}):
+def _load_names(checkout: Checkout, site: Site, values: list[ast.expr], *, known: Sequence[str]) -> None:
+    """Load what expressions read from the top of their file; ``known`` names have their values."""
+    names = {node.id for node in reached(values, site.names, known) if isinstance(node, ast.Name)}
+    for name in sorted(names - {*site.names.given, *known}):
         with suppress(NotBound):
             checkout.name(site.file, name)
