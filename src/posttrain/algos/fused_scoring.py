@@ -1,8 +1,8 @@
 """Log-prob, entropy and KL of tokens from hidden states, without ever holding the logits of all the vocabulary.
 
-The language-model head is multiplied tile by tile over the vocabulary; what softmax needs is summed up on the way, and the
-backward pass computes each tile again. The largest thing in memory is one tile, [N, 2048], instead of several matrices
-[N, vocabulary]; the price is one more product with the head in the backward pass.
+The language-model head is multiplied tile by tile over the vocabulary; what softmax needs is summed up on the way. The largest
+thing in memory is one tile, [N, 2048], instead of several matrices [N, vocabulary]. The backward pass computes each tile again, by one more
+product with the head, except for the tiles that a CPU keeps: as many as KEPT_BYTES hold.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from posttrain.errors import ShapeError
 from posttrain.libraries.cpu_kernels.load import kernels_for
 
 COLUMNS = 2048  # of a tile: on a CPU small enough for its caches, on any device wide enough for fast products
+
+KEPT_BYTES = 1 << 29  # of tiles for the backward pass, where compiled kernels read them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,8 +74,9 @@ def score_tokens(
         raise ShapeError(
             f"vocabularies differ: policy {head.weight.shape[0]} tokens, reference {reference[1].weight.shape[0]}"
         )
+    keeps = torch.is_grad_enabled()
     chosen, entropies, pi_squared, kl = _ScoreTokens.apply(
-        hidden, head.weight, head.bias, targets, head, temperature, entropy_gradient, sum_pi_squared, reference
+        hidden, head.weight, head.bias, targets, head, temperature, entropy_gradient, sum_pi_squared, reference, keeps
     )
     return TokenScores(logprobs=chosen, entropy=entropies, sum_pi_squared=pi_squared, full_kl=kl)
 
@@ -119,8 +122,11 @@ class _ScoreTokens(torch.autograd.Function):
         entropy_gradient: bool,
         wants_sum_pi_squared: bool,
         reference: tuple[Tensor, Head] | None,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         targets = targets.contiguous()
+        keeps = keeps and any(ctx.needs_input_grad)
+        kept: dict[int, Tensor] = {}
         # Per tile: its largest x, and sums of e, e x, e^2 and e (x - y), with e = exp(x) and x, y less their tile's largest.
         # Written into tensors made beforehand: small ones made between the large tiles would leave holes too small for them.
         tiles, rows = -(-weight.shape[0] // COLUMNS), hidden.shape[0]
@@ -131,6 +137,7 @@ class _ScoreTokens(torch.autograd.Function):
         chosen = torch.full((rows,), torch.nan, dtype=dtype, device=hidden.device)
         shifted = _rounds(hidden, head) and reference is None
         if shifted:
+            keeps = keeps and not entropy_gradient  # of which the gradient is computed from exact tiles
             factor = head.scale / temperature
             inside = weight[targets.clamp(0, len(weight) - 1)]
             of_target = torch.linalg.vecdot(hidden.float(), inside.float())
@@ -146,6 +153,8 @@ class _ScoreTokens(torch.autograd.Function):
                 of_squares = square[number] if wants_sum_pi_squared else None
                 sums = top[number], total[number], product[number], of_squares
                 kernels.tile_forward(x, factor if shifted else 1.0, targets, number * COLUMNS, chosen, sums)
+                if keeps and (number + 1) * x.nbytes <= KEPT_BYTES:
+                    kept[number] = x
                 continue
             if shifted:
                 x = x.float() if factor == 1.0 else x.float().mul_(factor)
@@ -178,9 +187,10 @@ class _ScoreTokens(torch.autograd.Function):
             shift = (ref_largest - ref_top + ref_rest) - below
             kl = (share * (difference + total * shift)).sum(dim=0)
         scores = (chosen - largest) - rest
-        lse = largest + rest + of_target * factor if shifted else largest + rest
-        ctx.save_for_backward(hidden, weight, bias, targets, scores, lse, entropies, kl, ref_lse)
-        ctx.head, ctx.temperature, ctx.reference = head, temperature, reference
+        above = largest + rest  # logsumexp(x); of the distances to the target's, where those are multiplied
+        lse = above + of_target * factor if shifted else above
+        ctx.save_for_backward(hidden, weight, bias, targets, scores, lse, above, entropies, kl, ref_lse)
+        ctx.head, ctx.temperature, ctx.reference, ctx.kept = head, temperature, reference, kept
         ctx.set_materialize_grads(False)
         without_gradient = [pi_squared, None if entropy_gradient else entropies]
         ctx.mark_non_differentiable(*(output for output in without_gradient if output is not None))
@@ -191,22 +201,24 @@ class _ScoreTokens(torch.autograd.Function):
     def backward(
         ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None, _: None, of_kl: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, scores, lse, entropies, kl, ref_lse = ctx.saved_tensors
+        hidden, weight, bias, targets, scores, lse, above, entropies, kl, ref_lse = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature
         of_logprobs = torch.zeros_like(lse) if of_logprobs is None else of_logprobs
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         if _rounds(hidden, head) and of_entropy is None and of_kl is None:
             factor = head.scale / temperature
             grads = _rounding_gradients(
-                hidden, weight, targets, scores, lse, of_logprobs, factor, (for_hidden, for_weight)
+                hidden, weight, targets, scores, lse, of_logprobs, factor, (for_hidden, for_weight), ctx.kept, above
             )
-            return *grads, None, None, None, None, None, None, None
+            return *grads, None, None, None, None, None, None, None, None
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
         grad_bias = torch.empty_like(bias) if for_bias else None
         for number in range(-(-weight.shape[0] // COLUMNS)):
             tile = _columns(number)
-            x = _tile(hidden, head, temperature, number)
+            x = ctx.kept.pop(number, None)  # not for a second backward pass: it is written over
+            if x is None or x.dtype != lse.dtype:
+                x = _tile(hidden, head, temperature, number)
             kernels = kernels_for(x) if of_kl is None and head.softcap is None else None
             if kernels is not None:
                 at_target = -of_logprobs * scores.expm1()
@@ -259,7 +271,7 @@ class _ScoreTokens(torch.autograd.Function):
             del x, gradient
         if grad_hidden is not None:
             grad_hidden = grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None, None
 
 
 def _rounding_gradients(
@@ -271,14 +283,18 @@ def _rounding_gradients(
     of_logprobs: Tensor,
     factor: float,
     wanted: tuple[bool, bool],
+    kept: dict[int, Tensor],
+    above: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of hidden and weight through the log-probs of bfloat16 inputs on a CPU, by products that round to bfloat16.
 
     Rounded logits x would be off by up to 2^-9 |x|, and p by as much of itself. So the product gives log p at once, with
-    logsumexp as its shift, and log p is off by 2^-9 |log p| only, which is least where p is large. At the target the gradient
-    a (1 - p) comes from the log-prob in ``scores``, unrounded.
+    logsumexp as its shift, and log p is off by 2^-9 |log p| only, which is least where p is large. The tiles of distances to the
+    target's logit that the forward pass kept are off by 2^-9 of such a distance. At the target the gradient a (1 - p) comes
+    from the log-prob in ``scores``, unrounded.
 
-    Args: as in the backward pass; factor: x = factor * hidden @ weight.T; scores, lse, of_logprobs [N].
+    Args: as in the backward pass; factor: x = factor * hidden @ weight.T; scores, lse, of_logprobs [N]; kept: tiles by number,
+        which are written over; above [N]: the logsumexp of their distances times factor.
     """
     left = with_shift(hidden, lse / factor)
     of_logprobs = of_logprobs.contiguous()
@@ -287,7 +303,8 @@ def _rounding_gradients(
     grad_weight = torch.empty_like(weight) if wanted[1] else None
     for number in range(-(-weight.shape[0] // COLUMNS)):
         part = weight[_columns(number)]
-        log_p = left @ with_ones(part).T
+        tile = kept.pop(number, None)
+        log_p = left @ with_ones(part).T if tile is None else tile
         kernels = kernels_for(log_p)
         if kernels is not None:
             kernels.tile_backward(
@@ -295,7 +312,7 @@ def _rounding_gradients(
                 factor,
                 targets,
                 number * COLUMNS,
-                shift=None,
+                shift=None if tile is None else above,
                 of_logprobs=of_logprobs,
                 of_entropy=None,
                 entropies=scores,
@@ -312,7 +329,7 @@ def _rounding_gradients(
             add_to(grad_hidden, gradient @ part)
         if grad_weight is not None:
             torch.mm(gradient.T, hidden, out=grad_weight[_columns(number)])
-        del log_p, gradient
+        del log_p, gradient, tile
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -305,3 +306,62 @@ def test_bfloat16_gradients_are_as_precise_as_unrounded_logits_allow() -> None:
         found.append([each.grad.double() for each in leaves])
     for mine, exact in zip(*found, strict=True):
         assert (mine - exact).norm() < 5e-3 * exact.norm()
+
+
+def _gradients(dtype: torch.dtype, passes: int = 1) -> list[Tensor]:
+    """Of hidden and weight, from the last of some backward passes through the same graph."""
+    hidden, head, targets, *_ = make("scale", dtype)
+    scores = score_tokens(hidden, head, targets, temperature=0.7).logprobs
+    weights = torch.linspace(-1, 2, N)
+    for last in range(passes, 0, -1):
+        found = torch.autograd.grad(scores, (hidden, head.weight), weights, retain_graph=last > 1)
+    return list(found)
+
+
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_tiles_that_are_kept_change_no_gradient(
+    dtype: torch.dtype, passes: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = []
+
+    def counted(left: Tensor, right: Tensor) -> Tensor:
+        products.append(right.shape)
+        return exact_products.exact_product(left, right)
+
+    exact = _gradients(torch.float64)
+    monkeypatch.setattr(fused_scoring, "exact_product", counted)
+    tile = N * columns * (4 if dtype == torch.float32 or exact_products.multiplies_bfloat16_slowly() else 2)
+    tiles = -(-VOCABULARY // columns)
+    for kept_bytes, kept in ((0, 0), (2 * tile, min(2, tiles)), (1 << 20, tiles)):
+        monkeypatch.setattr(fused_scoring, "KEPT_BYTES", kept_bytes)
+        products.clear()
+        found = _gradients(dtype, passes)
+        if kept_bytes == 0:
+            plain = found
+        if (
+            products
+        ):  # exact ones: a product of each tile forward, and of each that was not kept backward; all the second time
+            assert len(products) == (1 + passes) * tiles - kept
+            assert all(torch.equal(mine, other) for mine, other in zip(found, plain, strict=True))
+        for mine, true, other in zip(found, exact, plain, strict=True):
+            distance = (mine.double() - true).norm()
+            assert distance <= 1.3 * (other.double() - true).norm() + 2e-3 * true.norm()
+
+
+def test_without_gradient_no_tile_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = []
+
+    def watched(*given: Any) -> Tensor:
+        tile = exact_products.exact_product(*given)
+        alive.append(weakref.ref(tile))
+        return tile
+
+    monkeypatch.setattr(fused_scoring, "exact_product", watched)
+    hidden, head, targets, *_ = make("plain", torch.float32)
+    with torch.no_grad():
+        scores = score_tokens(hidden, head, targets, temperature=1.0)
+    assert alive and not any(tile() is not None for tile in alive)
+    with_gradient = score_tokens(hidden, head, targets, temperature=1.0)
+    assert torch.equal(with_gradient.logprobs, scores.logprobs)
