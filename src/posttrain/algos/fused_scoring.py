@@ -1,8 +1,8 @@
 """Log-prob, entropy and KL of tokens from hidden states, without ever holding the logits of all the vocabulary.
 
 The language-model head is multiplied tile by tile over the vocabulary; what softmax needs is summed up on the way. The largest
-thing in memory is one tile, [N, 2048], instead of several matrices [N, vocabulary]. The backward pass computes each tile again, by one more
-product with the head, except for the tiles that a CPU keeps: as many as KEPT_BYTES hold.
+thing in memory is one tile, [N, 2048], instead of several matrices [N, vocabulary]. The backward pass computes each tile
+again, by one more product with the head, except for those that a CPU keeps: as many as KEPT_BYTES hold.
 """
 
 from __future__ import annotations
