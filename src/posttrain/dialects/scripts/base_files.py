@@ -112,6 +112,8 @@ def _base(trainer: Trainer, named: dict[str, str], roots: Sequence[Path]) -> tup
                 return (str(inside),)
     if recipe is not None and name.removesuffix(".yaml") == recipe.file:
         return recipe.holds
+    if recipe is not None and name.removesuffix(".yaml") == recipe.file.replace("_ppo_", "_ppo_megatron_"):
+        return ("--config-name", "ppo_megatron_trainer.yaml", *recipe.holds)
     if not named:
         return (name,) if name == usual else ()
     return ("--config-path", str(path), "--config-name", file) if "path" in named else ("--config-name", file)

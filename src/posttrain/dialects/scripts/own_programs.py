@@ -46,7 +46,7 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
     if not words or words[0].rpartition("/")[2] in _SHOWS:
         return None
     for place, word in enumerate(words):
-        if (trainer := trainer_of(word)) is not None:
+        if (trainer := trainer_of(word)) is not None and not _is_read_by_another(words, place):
             if trainer.dialect == "verl":
                 return place, with_loop(trainer, roots, words)
             file = _program(words, place, roots)
@@ -59,6 +59,17 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
         if trainer is not None and file is not None:
             return place, _with_registered(trainer, file, words, roots)
     return None
+
+
+def _is_read_by_another(words: Sequence[str], place: int) -> bool:
+    """Return True for a trainer's file that is an argument of another Python file, without overrides of its own:
+    ``python patch.py --target verl/trainer/main_ppo.py``."""
+    return (
+        any(word.endswith(".py") for word in words[:place])
+        and words[0].rpartition("/")[2].startswith("python")
+        and words[place].endswith(".py")
+        and not any("=" in word for word in words[place + 1 :])
+    )
 
 
 def _program(words: Sequence[str], place: int, roots: Sequence[Path]) -> Path | None:

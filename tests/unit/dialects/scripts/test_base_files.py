@@ -80,6 +80,14 @@ def test_a_recipe_that_is_not_on_this_disk_has_what_its_file_changes() -> None:
     assert loaded.config.data.prompts_per_step == 8
 
 
+@pytest.mark.parametrize("recipe", ["one_step_off_policy.main_ppo", "fully_async_policy.fully_async_main"])
+def test_an_asynchronous_recipe_on_megatron_that_is_not_on_this_disk(recipe: str) -> None:
+    found = trainer(f"verl.experimental.{recipe}")
+    name = "one_step_off_ppo_megatron_trainer" if "one_step" in recipe else "fully_async_ppo_megatron_trainer"
+    asked = arguments_of(found, ["--config-path=config", f"--config-name={name}.yaml"], [])
+    assert asked == ("--config-name", "ppo_megatron_trainer.yaml", *arguments_of(found, [], []))
+
+
 def test_the_recipe_sppo_without_its_file_has_its_loss_and_its_advantage() -> None:
     words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
     found = arguments_of(trainer("recipe.sppo.main_sppo"), [*words, "algorithm.sppo_eta=0.5"], [])

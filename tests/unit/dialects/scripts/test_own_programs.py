@@ -212,3 +212,15 @@ def test_skyrls_dapo_is_not_verls_recipe_of_that_name(tmp_path: Path) -> None:
     script.write_text("uv run -m examples.train.algorithms.dapo.main_dapo trainer.epochs=1\n")
     launch = read_script(str(script), (), {}, folder=tmp_path)
     assert (launch.dialect, launch.arguments) == ("skyrl", ("trainer.epochs=1",))
+
+
+def test_a_trainers_file_that_another_program_changes_is_no_launch(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    patch = "python3 tools/patch.py --target /verl/verl/trainer/main_ppo.py --apply\n"
+    script.write_text(f"{patch}python3 -m verl.trainer.main_ppo data.train_batch_size=8\n")
+    assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("data.train_batch_size=8",)
+    script.write_text(patch)
+    with pytest.raises(ConfigError, match="no trainer"):
+        read_script(str(script), (), {}, folder=tmp_path)
+    script.write_text("python3 tools/logged.py verl/trainer/main_ppo.py data.train_batch_size=8\n")
+    assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("data.train_batch_size=8",)
