@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.records.span_tensors import spread
 
 
-def groups_of(group_index: Tensor, valid: Tensor) -> Iterator[Tensor]:
+def groups_of(group_index: Tensor, valid: Tensor) -> Sequence[Tensor]:
     """The rows of each group that has valid rows, one group after the other.
 
     Args: group_index [B] int64; valid [B] bool. Rows of a group need not stand together.
@@ -18,9 +18,8 @@ def groups_of(group_index: Tensor, valid: Tensor) -> Iterator[Tensor]:
     """
     rows = valid.nonzero().squeeze(1)
     rows = rows[group_index[rows].argsort(stable=True)]
-    if len(rows):
-        _, sizes = group_index[rows].unique_consecutive(return_counts=True)
-        yield from rows.split(sizes.tolist())
+    _, sizes = group_index[rows].unique_consecutive(return_counts=True)
+    return rows.split(sizes.tolist())
 
 
 def centered(scores: Tensor) -> Tensor:
@@ -45,17 +44,14 @@ def compare_in_groups(
     Returns: [B] float64; 0 where not valid.
     """
     compared = torch.zeros_like(rewards, dtype=torch.float64)
-    groups = list(groups_of(group_index, valid))
-    if not groups:
-        return compared
-    # All rows are taken and put back at once: of a hundred thousand responses, a group's own share is what it compares
-    whole = torch.cat(groups)
+    groups = groups_of(group_index, valid)
+    whole = torch.cat([compared[:0].long(), *groups])  # taken and put back at once, not a group at a time
     scores = rewards[whole].double().split([len(rows) for rows in groups])
     found = [
         compare(own, rows) if len(rows) > 1 else own if lone_sample_keeps_reward else torch.zeros_like(own)
         for own, rows in zip(scores, groups, strict=True)
     ]
-    compared[whole] = torch.cat(found)
+    compared[whole] = torch.cat([compared[:0], *found])
     return compared
 
 
