@@ -33,6 +33,7 @@ COLUMNS = {
     "sums_and_ends": 4,
     "sums_of_weights": 4,
     "first_values": 1,
+    "_write_rows": 1,
 }
 
 SINGLE = ("_means", "sums_of_rows")  # of these, in the precision of the tensors

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from ray_runs import assert_same, config, metrics_of
+from safetensors.torch import load_file
 
 from posttrain.build.train import train_run
 
@@ -55,7 +57,7 @@ def all_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    return train_run(config(folder, tiny_llama, "run", {}))
+    return train_run(config(folder, tiny_llama, "run", {"tracking": {"batches_every_steps": 1}}))
 
 
 def token_rows(folder: Path) -> list[dict[str, Any]]:
@@ -70,8 +72,12 @@ def test_the_numbers_of_a_run_in_one_process(
 ) -> None:
     changes = WAYS[way]
     changes = changes | {"placement": changes.get("placement", {}) | _ray(address)}
-    folder = train_run(config(tmp_path, tiny_llama, "run", changes))
+    folder = train_run(config(tmp_path, tiny_llama, "run", changes | {"tracking": {"batches_every_steps": 1}}))
     assert_same(folder, in_process)
+    mine, theirs = (load_file(each / "batches" / "step_1.safetensors") for each in (folder, in_process))
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-4, atol=1e-5, equal_nan=True)
     for here, there in zip(token_rows(folder), token_rows(in_process), strict=True):
         assert here.keys() == there.keys() and here["token_ids"] == there["token_ids"]
         for name in ("rollout_logprobs", "advantages", "ref_gap"):  # in the file with 4 digits

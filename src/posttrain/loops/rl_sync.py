@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.interfaces.roles import Roles
-from posttrain.interfaces.row_work import RowReader
 from posttrain.interfaces.train_engine import TrainEngine
 from posttrain.loops.rl_plan import RunPlan
 from posttrain.loops.rl_run import RlRun
@@ -130,7 +129,7 @@ def finish_step(
     roles, plan, number = parts.roles, parts.plan, began.number
     curriculum = parts.loader.learned(done.selection.groups)
     found = numbers_of_rows(done.learned.train, done.learned.stats, roles.over_rows)
-    write_records(parts.run.folder, number, done, plan, parts.token_texts, roles.read_rows, found)
+    write_records(parts.run.folder, number, done, plan, parts.token_texts, roles, found)
     metrics = step_metrics(done, sampled_tokens, began.version, roles, clock, plan.step.update.epochs, found)
     metrics |= {**parts.rewards.metrics, **curriculum}
     metrics["progress/epoch"] = epochs
@@ -176,10 +175,10 @@ def write_records(
     done: StepResult,
     plan: RunPlan,
     token_texts: TokenTexts,
-    read_rows: RowReader,
+    roles: Roles,
     found: RowNumbers,
 ) -> None:
-    """Write samples and tensors of a step, where they are due. A step without an update is always written."""
+    """Write samples and tensors of a step, in the steps where they are due. A step without an update is always written."""
     learned = done.learned
     if due(step, plan.samples_every) or not learned.stats.updates:
         write_samples(
@@ -190,11 +189,11 @@ def write_records(
             token_rewards=learned.shaped.token_rewards,
             trainer_logprobs=learned.stats.trainer_logprobs,
             token_texts=token_texts,
-            read_rows=read_rows,
+            read_rows=roles.read_rows,
             first_advantages=found.first_advantages,
         )
     if due(step, plan.batches_every):
-        save_step(batch_path(folder, step), done.scored, learned.shaped, learned.train)
+        save_step(batch_path(folder, step), done.scored, learned.shaped, learned.train, roles.over_rows)
 
 
 def samples_path(folder: Path, step: int) -> Path:

@@ -9,18 +9,18 @@ are absent. Nothing in the file is executed.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from posttrain.errors import Problem, RequestError, RunStopped
+from posttrain.errors import Problem, RequestError
+from posttrain.interfaces.row_work import RowWork, in_this_process
 from posttrain.records.batches import ScoredBatch, SequenceBatch, ShapedBatch, TrainBatch
+from posttrain.run.tensor_files import write_tensors
 
 SEQUENCES = ("tokens", "prompt_lengths", "response_mask", "rollout_logprobs", "group_index")
 EXTRAS = ("state_index", "greedy_rewards", "sum_pi_squared", "process_rewards")
@@ -30,8 +30,17 @@ def batch_path(run_folder: Path, step: int) -> Path:
     return run_folder / "batches" / f"step_{step}.safetensors"
 
 
-def save_step(path: Path, scored: ScoredBatch, shaped: ShapedBatch, train: TrainBatch) -> None:
-    """Write a step, whole or not at all."""
+def save_step(
+    path: Path,
+    scored: ScoredBatch,
+    shaped: ShapedBatch,
+    train: TrainBatch,
+    over_rows: RowWork = in_this_process,
+) -> None:
+    """Write a step, whole or not at all. Args: over_rows, the processes that hold the rows, which write them (tensor_files).
+
+    Raises: RunStopped naming the file when it cannot be written.
+    """
     values = {f"sampled.{name}": value for name, value in _scored_values(scored).items()}
     values |= {f"trained.sequences.{name}": value for name, value in _shaped_values(shaped, train).items()}
     values |= {
@@ -39,21 +48,9 @@ def save_step(path: Path, scored: ScoredBatch, shaped: ShapedBatch, train: Train
         "trained.loss_mask": train.loss_mask,
         "trained.returns": train.critic.returns if train.critic else None,
     }
-    tensors: dict[str, Tensor] = {}
-    texts: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            # Two names never share their memory in a file
-            tensors[name] = value.detach().cpu().contiguous().clone()
-        elif value is not None:
-            texts[name] = json.dumps(value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    try:
-        save_file(tensors, beside, metadata=texts)
-        os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
-        raise RunStopped(f"{path}: {error}") from error
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    texts = {name: json.dumps(each) for name, each in values.items() if each is not None and name not in tensors}
+    write_tensors(path, tensors, texts, over_rows)
 
 
 def load_scored(path: Path) -> ScoredBatch:
