@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from posttrain.records.trajectories import Invalid, Outcome, ScoredGroup, Trajec
 from posttrain.run.sample_images import SampleImages
 from posttrain.run.token_values import TokenTexts, token_lines, token_values_path
 
-# As json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str) writes, which makes one of these for every call
-_parts_of = c_make_encoder(None, str, encode_basestring, None, ": ", ", ", False, False, False)
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
 
 
 def write_samples(
@@ -101,8 +100,7 @@ def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], im
         about = alike
         if own_text or own_images:
             about = about_prompt(own_text or prompt.text, prompt.images or own_images)
-        # As JSON has a text, in less time
-        sample_id, response = encode_basestring(trajectory.sample_id), encode_basestring(trajectory.text)
+        sample_id, response = _json(trajectory.sample_id), _json(trajectory.text)
         spans, turns = "", ""
         if trajectory.version_spans:
             spans = f', "version_spans": {_json([list(span) for span in trajectory.spans])}'
@@ -110,7 +108,7 @@ def _lines(step: int, group: ScoredGroup, advantages: Iterator[float | None], im
             turns = f", {_entries({'turns': _turns(trajectory), 'environment': _environment(trajectory)})}"
         yield (
             f'{{"step": {step}, "sample_id": {sample_id}, {about}, "response": {response}, {truth}, {_scored(outcome)}, '
-            f'"advantage": {_json(next(advantages))}, "stop_reason": "{trajectory.stop_reason}", '
+            f'"advantage": {_number(next(advantages))}, "stop_reason": "{trajectory.stop_reason}", '
             f'"policy_version": {trajectory.policy_version}{spans}, "prompt_tokens": {prompt_tokens}, '
             f'"response_tokens": {trajectory.sampled_tokens}{turns}}}'
         )
@@ -121,8 +119,9 @@ def _scored(outcome: Outcome) -> str:
     if isinstance(outcome, Invalid):
         why = _json({"reason": outcome.reason, "detail": outcome.detail})
         return f'"reward": null, "reward_terms": {{}}, "reward_texts": {{}}, "invalid": {why}'
-    terms, texts = _json(dict(outcome.terms)), _json(dict(outcome.texts)) if outcome.texts else "{}"
-    return f'"reward": {_json(outcome.value)}, "reward_terms": {terms}, "reward_texts": {texts}, "invalid": null'
+    terms = ", ".join([f"{_json(name)}: {_number(value)}" for name, value in dict(outcome.terms).items()])
+    texts = _json(dict(outcome.texts)) if outcome.texts else "{}"
+    return f'"reward": {_number(outcome.value)}, "reward_terms": {{{terms}}}, "reward_texts": {texts}, "invalid": null'
 
 
 def _entries(values: Mapping[str, object]) -> str:
@@ -130,8 +129,11 @@ def _entries(values: Mapping[str, object]) -> str:
     return _json(values)[1:-1]
 
 
-def _json(value: object) -> str:
-    return "".join(_parts_of(value, 0))
+def _number(value: float | None) -> str:
+    """Encode a number as ``_json`` does, which takes three times as long for one alone."""
+    if type(value) is float and isfinite(value):
+        return float.__repr__(value)
+    return "null" if value is None else _json(value)
 
 
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
