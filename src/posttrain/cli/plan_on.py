@@ -18,6 +18,7 @@ from posttrain.plan.roles import place
 from posttrain.plan.timing.machine_file import read_machine
 from posttrain.plan.timing.proposals import Search, propose
 from posttrain.plan.timing.seconds import StepTime, step_time
+from posttrain.plan.timing.weight_links import WeightSyncTime
 from posttrain.records.batch_plans import BatchPlan
 
 ASSUMED = (
@@ -55,7 +56,8 @@ def on_text(loaded: LoadedConfig[RunConfig], on: str, *, search: bool, as_json: 
     if as_json:
         return dumps({"bytes": fullest, "fits": fits, **_json(time)}, indent=2), fits
     used = _memory(fullest, machine) + ("" if fits else ": it does not fit; --propose looks for a placement that does")
-    return "\n".join([f"One step on {on}", *_parts(time), _rates(time, batches), used, "", assumed]), fits
+    told = [*_parts(time), _rates(time, batches), used, *_links(time.weight_sync)]
+    return "\n".join([f"One step on {on}", *told, "", assumed]), fits
 
 
 def _json(time: StepTime) -> dict[str, Any]:
@@ -82,6 +84,21 @@ def _parts(time: StepTime) -> list[str]:
     how = ", sampling beside the rest" if time.overlaps else ""
     lines.append(f"  {'step':<24}{_seconds(time.seconds):>24}{how}")
     lines += [f"  not counted: {', '.join(time.not_counted)}"] if time.not_counted else []
+    return lines
+
+
+def _links(sync: WeightSyncTime) -> list[str]:
+    """The links of a weight sync; nothing where none is needed."""
+    if not sync.links:
+        return []
+    lines = [
+        "",
+        f"New weights for the sampler in {_seconds(sync.seconds)}, by link",
+        f"  {'':<46}{'GB each':>10}{'':>12}",
+    ]
+    for each in sync.links:
+        took = "not counted" if each.seconds is None else _seconds(each.seconds)
+        lines.append(f"  {f'{each.what} ({each.count} x)':<46}{each.bytes / 1e9:>10,.2f}{took:>12}")
     return lines
 
 

@@ -37,6 +37,8 @@ class MachineConfig(Section):
     """Bandwidth between the devices of a node in 10^9 bytes/s."""
     network_gb_s: float | None = Field(default=None, gt=0.0)
     """Bandwidth from a device to another node in 10^9 bytes/s; needed with several nodes."""
+    host_gb_s: float = Field(default=32.0, gt=0.0)
+    """Bandwidth between a device and its node's memory in 10^9 bytes/s: of PCIe 4.0 x16 unless given."""
     latency_us: float = Field(default=10.0, ge=0.0)
     """Time that a message takes besides its bytes, in microseconds."""
     driver_gb_s: float = Field(default=1.0, gt=0.0)

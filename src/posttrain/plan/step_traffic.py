@@ -177,12 +177,17 @@ def _weight_sync(config: RunConfig, plan: PlacementPlan, shape: ModelShape) -> l
         if set(policy.devices) & set(rollout.devices)
         else 0
     )
-    alone = shares_weights(rollout.engine) or sends_adapter(config.rollout, config.policy.lora)
-    sent = trained_parameters(config.policy, shape) if alone else shape.parameters
-    size = sent * BYTES[config.model.compute_dtype] // here
+    size = sent_weights(config, shape) // here
     kept = size // held if held else 0
     buckets = -(-size // (config.rollout.weight_bucket_mib << 20))
     return [Traffic(what="weights to the sampler", bytes=size - kept, messages=buckets if size > kept else 0)]
+
+
+def sent_weights(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of the weights that a sampler with weights of its own gets: of an adapter its tensors, where it takes these alone."""
+    alone = shares_weights(config.rollout.engine) or sends_adapter(config.rollout, config.policy.lora)
+    sent = trained_parameters(config.policy, shape) if alone else shape.parameters
+    return sent * BYTES[config.model.compute_dtype]
 
 
 def _sampling(config: RunConfig, batches: BatchPlan, plan: PlacementPlan, shape: ModelShape) -> list[Traffic]:

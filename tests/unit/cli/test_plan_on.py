@@ -42,8 +42,10 @@ def test_seconds_by_part(words: list[str]) -> None:
     assert all(
         part in text for part in ("sampling", "policy", "weights to the sampler", "driver", "steps and", "assumed:")
     )
+    assert "by link" in text and "gather (8 x)" in text
     found = json.loads(printed(*words, "--on", "8xH100", "--json"))
     assert found["seconds"] == pytest.approx(sum(each["computing"] + each["sending"] for each in found["parts"]))
+    assert found["weight_sync"]["links"][0]["what"] == "gather"
 
 
 def test_proposals_are_settings_to_add(words: list[str]) -> None:

@@ -22,6 +22,7 @@ from posttrain.plan.roles import place
 from posttrain.plan.timing.machine_file import read_machine
 from posttrain.plan.timing.proposals import propose
 from posttrain.plan.timing.seconds import Work, met_weights, step_time
+from posttrain.plan.timing.weight_links import weight_sync_time
 
 # 1000 weights, 200 of them the embeddings that are the head, too.
 SHAPE = ModelShape(
@@ -185,3 +186,51 @@ def test_a_machine_file(tmp_path: Path) -> None:
     file.write_text(numbers + "memory_gbs: 1\n")
     with pytest.raises(ConfigError, match=r"memory_gbs.*machine.yaml:6"):
         read_machine(str(file))
+
+
+def links(**sections: Any) -> tuple[dict[str, tuple[int, int, float | None]], float]:
+    """The links of a weight sync by name: how many, bytes of each and seconds; and its seconds. A policy on devices 0 and 1."""
+    values = {
+        "model": {"path": "x", "compute_dtype": "bfloat16"},
+        "data": {"train_files": ["x"], "prompts_per_step": 4, "max_prompt_tokens": 6},
+        "placement": {"devices": 8, "nodes": 4},
+        "policy": {"engine": "fsdp", "devices": [0, 1]},
+        **sections,
+    }
+    config = RunConfig.model_validate(values)
+    plan, problems = place(config)
+    assert plan is not None, problems
+    # 10^4 within a node and 2 x 10^4 to its memory, 10^3 between nodes, of which half is reached
+    changes = {"nodes": 4, "devices_per_node": 2, "network_gb_s": 1e-6, "host_gb_s": 2e-5, "latency_us": 1000}
+    found = weight_sync_time(config, plan, SHAPE, MACHINE.model_copy(update=changes))
+    return {each.what: (each.count, each.bytes, each.seconds) for each in found.links}, found.seconds
+
+
+def test_new_weights_by_link() -> None:
+    # 1000 weights of 2 bytes; half of them are on each of 2 devices. 3 nodes with 2 samplers each.
+    elsewhere = {"engine": "vllm", "devices": [2, 3, 4, 5, 6, 7]}
+    found, seconds = links(rollout=elsewhere)
+    assert found == {
+        "gather": (2, 1000, pytest.approx(1000 / 5e3)),
+        "first device to its node's memory": (1, 2000, pytest.approx(0.2)),
+        "out of the first node, at most": (1, 6000, pytest.approx(12.0)),
+        "a node's memory to a copy on it": (6, 2000, pytest.approx(0.2)),
+    }
+    # One bucket: gathered and copied (0.4 s), then fetched and taken (12.2 s), and a message
+    assert seconds == pytest.approx(0.4 + 12.2 + 0.001)
+    found, seconds = links(rollout=elsewhere | {"weight_sync": "collective"})
+    assert found["broadcast"] == (6, 2000, pytest.approx(4.0)) and "out of the first node, at most" not in found
+    assert seconds == pytest.approx(0.2 + 4.0 + 0.001)
+    found, seconds = links(rollout=elsewhere | {"weight_sync": "disk", "weight_folder": "/x"})
+    assert found["folder to each copy"] == (6, 2000, None) and seconds == pytest.approx(0.2 + 0.001)
+    # Two devices of one copy take it together
+    found, _ = links(rollout=elsewhere | {"tensor_parallel": 2})
+    assert found["a node's memory to a copy on it"][0] == 3
+
+
+def test_new_weights_stay_on_the_node_of_a_sampler_beside_the_policy() -> None:
+    found, _ = links(placement={"devices": 2}, policy={"devices": [0]}, rollout={"engine": "vllm", "devices": [1]})
+    assert list(found) == ["first device to its node's memory", "a node's memory to a copy on it"]
+    # A sampler in the process of a policy in parts gathers; of a whole policy it reads the weights
+    assert list(links(placement={"devices": 2}, rollout={"engine": "native", "devices": [0, 1]})[0]) == ["gather"]
+    assert links(placement={"devices": 1}, policy={"engine": "local"}, rollout={"engine": "native"}) == ({}, 0.0)

@@ -16,21 +16,22 @@ class Accelerator(NamedTuple):
     memory_gb_s: float
     link_gb_s: float  # within a node: NVLink, Infinity Fabric, or PCIe 4.0 x16
     network_gb_s: float  # the adapter that usually comes with it: 400 or 200 Gbit/s
+    host_gb_s: float  # PCIe 4.0 or 5.0 x16
 
 
 ACCELERATORS = {
-    "A100": Accelerator(312, 80, 2039, 300, 25),
-    "A100-40": Accelerator(312, 40, 1555, 300, 25),
-    "A800": Accelerator(312, 80, 2039, 200, 25),
-    "H100": Accelerator(989, 80, 3350, 450, 50),
-    "H800": Accelerator(989, 80, 3350, 200, 50),
-    "H20": Accelerator(148, 96, 4000, 450, 50),
-    "H200": Accelerator(989, 141, 4800, 450, 50),
-    "B200": Accelerator(2250, 180, 8000, 900, 50),
-    "L4": Accelerator(121, 24, 300, 32, 12.5),
-    "L40S": Accelerator(362, 48, 864, 32, 25),
-    "RTX4090": Accelerator(165, 24, 1008, 32, 12.5),
-    "MI300X": Accelerator(1307, 192, 5300, 448, 50),
+    "A100": Accelerator(312, 80, 2039, 300, 25, 32),
+    "A100-40": Accelerator(312, 40, 1555, 300, 25, 32),
+    "A800": Accelerator(312, 80, 2039, 200, 25, 32),
+    "H100": Accelerator(989, 80, 3350, 450, 50, 64),
+    "H800": Accelerator(989, 80, 3350, 200, 50, 64),
+    "H20": Accelerator(148, 96, 4000, 450, 50, 64),
+    "H200": Accelerator(989, 141, 4800, 450, 50, 64),
+    "B200": Accelerator(2250, 180, 8000, 900, 50, 64),
+    "L4": Accelerator(121, 24, 300, 32, 12.5, 32),
+    "L40S": Accelerator(362, 48, 864, 32, 25, 32),
+    "RTX4090": Accelerator(165, 24, 1008, 32, 12.5, 32),
+    "MI300X": Accelerator(1307, 192, 5300, 448, 50, 64),
 }
 _SHAPE = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<devices>\d+)x(?P<name>[A-Za-z].*)")
 
@@ -62,4 +63,5 @@ def machine_named(text: str) -> MachineConfig | None:
         memory_gb_s=found.memory_gb_s,
         link_gb_s=found.link_gb_s,
         network_gb_s=found.network_gb_s,
+        host_gb_s=found.host_gb_s,
     )

@@ -6,7 +6,7 @@ P weights that a token meets (of experts, those chosen), L layers, q query width
                        2.1), forward again with recomputation; a prompt counts once for the rows that share it
     one decoding step  the larger of  (weights + rows x tokens so far x 2 key/value width L) bytes / bandwidth
                        and 2 P x rows / arithmetic
-    sending            bytes / the slowest link of the group + messages x latency
+    sending            bytes / the slowest link of the group + messages x latency; new weights: plan.timing.weight_links
 
 Sequences have full length, nothing overlaps but sampling and training on devices of their own where ``asynchronous.mode`` asks
 for it, and each peak is multiplied by the share that the machine file says is attained.
@@ -26,11 +26,13 @@ from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan, RolePlacement
 from posttrain.plan.step_passes import StepPass, step_passes
 from posttrain.plan.step_traffic import step_traffic
+from posttrain.plan.timing.weight_links import WeightSyncTime, weight_sync_time
 from posttrain.plan.traffic import Traffic
 from posttrain.records.batch_plans import BatchPlan
 
 SAMPLING = "sampling"
 DRIVER = "driver"
+WEIGHTS = "weights to the sampler"
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 
@@ -52,6 +54,7 @@ class StepTime:
     """Seconds of a step, by part."""
 
     parts: tuple[Work, ...]
+    weight_sync: WeightSyncTime
     overlaps: bool  # the next sampling goes on while this step trains
     not_counted: tuple[str, ...] = ()  # roles whose shape is not known, or whose work the formulas do not cover
 
@@ -72,6 +75,9 @@ def step_time(
     """Compute the seconds of a step on ``machine``. Args: shapes of the roles' models, the policy's among them."""
     policy = shapes["policy"]
     sent = _sending(step_traffic(config, batches, plan, policy), plan, machine)
+    sync = weight_sync_time(config, plan, policy, machine)
+    if sync.links:
+        sent[WEIGHTS] = sync.seconds
     parts, missing = (
         [],
         [role.role for role in plan.roles if role.ranks and (is_judge(role.role) or role.role not in shapes)],
@@ -90,7 +96,9 @@ def step_time(
     timed += [Work(what=what, sending=seconds) for what, seconds in sent.items()]
     # On the same devices one waits for the other, whatever the order.
     apart = not set(rollout.devices) & {device for each in plan.roles if each is not rollout for device in each.devices}
-    return StepTime(parts=tuple(timed), overlaps=config.asynchronous.is_on and apart, not_counted=tuple(missing))
+    return StepTime(
+        parts=tuple(timed), weight_sync=sync, overlaps=config.asynchronous.is_on and apart, not_counted=tuple(missing)
+    )
 
 
 def _passes(config: RunConfig, batches: BatchPlan, work: StepPass, shape: ModelShape, machine: MachineConfig) -> float:
