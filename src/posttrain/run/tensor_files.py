@@ -110,7 +110,7 @@ def _write(file: int, tensor: Tensor, first: int, places: Sequence[int]) -> None
     for start in range(0, len(tensor) if tensor.ndim else 1, together):
         some = tensor[start : start + together] if tensor.ndim else tensor
         full = some.read() if isinstance(some, UnreadTensor) else some
-        values = memoryview(full.contiguous().reshape(-1).view(torch.uint8).numpy())
+        values = full.contiguous().reshape(-1).view(torch.uint8).numpy().data
         for place in places:
             _write_all(file, values, place + (first + start) * of_row)
 
