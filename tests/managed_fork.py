@@ -79,6 +79,72 @@ class RayPPOTrainer:
             {call}
             self.actor_rollout_wg.update_actor(batch)
 """
+# The same with an estimator of its own: a turn's return, by a key, less the mean of the group's turns from the same state
+OWN_FIT = """
+from enum import Enum
+from functools import partial
+
+from ranked import core_ranked
+
+class AdvantageEstimator(str, Enum):
+    GAE = "gae"
+    RANKED = "ranked"
+
+def apply_invalid_action_penalty(data, invalid_action_penalty_coef):
+    data.batch["step_rewards"] -= invalid_action_penalty_coef
+
+def compute_advantage(data, adv_estimator, gamma=1.0, scale=1.0, **kwargs):
+    if adv_estimator == AdvantageEstimator.GAE:
+        raise NotImplementedError
+    elif adv_estimator == AdvantageEstimator.RANKED:
+        data.batch["advantages"], data.batch["returns"] = core_ranked.compute_ranked_advantage(
+            step_rewards=data.batch["step_rewards"], mask=data.batch["response_mask"], scale=scale,
+            states=data.non_tensor_batch["anchor_obs"], index=data.non_tensor_batch["uid"]{more},
+        )
+    return data
+
+class RayPPOTrainer:
+    def fit(self):
+        for batch in self.train_dataloader:
+            batch = self.player.play_all(batch, self.actor_rollout_wg, self.worlds, is_train=True)
+            if self.config.algorithm.adv_estimator == AdvantageEstimator.RANKED:
+                found = core_ranked.step_returns(batch=batch, gamma=self.config.algorithm.gamma)
+                batch.batch["step_rewards"] = found
+            batch = adjust_batch(self.config, batch)
+            batch.union(compute_reward(batch, self.reward_fn))
+            doubled = 2 * self.config.algorithm.ranked.get("scale", 1.0)
+            compute = partial(compute_advantage, gamma=self.config.algorithm.gamma,
+                              adv_estimator=self.config.algorithm.adv_estimator, scale=doubled)
+            if self.config.algorithm.adv_estimator == AdvantageEstimator.RANKED and self.config.algorithm.ranked.get("slow"):
+                batch.batch["advantages"] = self.weighted(batch)
+            else:
+                batch = compute(data=batch)
+            self.actor_rollout_wg.update_actor(batch)
+"""
+CORE = """
+import numpy as np
+import torch
+from verl import DataProto
+
+def step_returns(batch: DataProto, gamma):
+    rewards, episodes = batch.non_tensor_batch["rewards"], batch.non_tensor_batch["traj_uid"]
+    found = np.zeros_like(rewards)
+    for episode in np.unique(episodes):
+        total = 0.0
+        for place in reversed(np.where(episodes == episode)[0]):
+            total = rewards[place] + gamma * total
+            found[place] = total
+    return torch.tensor(found, device=batch.batch["input_ids"].device)
+
+def compute_ranked_advantage(step_rewards, mask, scale, states, index{takes}):
+    breakpoint()
+    scores = step_rewards.clone()
+    for row in range(len(scores)):
+        alike = [other for other in range(len(scores)) if (index[other], states[other]) == (index[row], states[row])]
+        scores[row] = scale * (step_rewards[row] - step_rewards[alike].mean())
+    found = scores[:, None] * mask
+    return found, found
+"""
 MAIN = """
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -101,12 +167,23 @@ LAUNCH = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator={estimator}
 
 
 def managed_fork(
-    folder: Path, *, model: str = "tiny", estimator: str = "gigpo", call: str = "pass", managers: str = MANAGERS
+    folder: Path,
+    *,
+    model: str = "tiny",
+    estimator: str = "gigpo",
+    call: str = "pass",
+    managers: str = MANAGERS,
+    more: str = "",
 ) -> Path:
-    """Write the fork, two rows and a launch. Returns: the launch script."""
+    """Write the fork, two rows and a launch; its trainer with an estimator of its own, ``ranked``, where that one is asked for,
+    which gets ``more`` columns. Returns: the launch script."""
+    fit = FIT.replace("{call}", call)
+    if estimator == "ranked":
+        fit = OWN_FIT.replace("{more}", f', more=data.batch["{more}"]' if more else "")
     files = {
+        "ranked/core_ranked.py": CORE.replace("{takes}", ", more" if more else ""),
         "verl/trainer/main_ppo.py": MAIN,
-        "verl/trainer/ppo/ray_trainer.py": FIT.replace("{call}", call),
+        "verl/trainer/ppo/ray_trainer.py": fit,
         "plays/worlds/__init__.py": "from .managers import make_worlds\n",
         "plays/worlds/managers.py": managers,
         "rows.jsonl": "".join(

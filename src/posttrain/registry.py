@@ -41,7 +41,7 @@ from posttrain.facts import (
 )
 from posttrain.settings import Setting, merged
 from posttrain.user_files import import_path, module_file, parse_file, source_file
-from posttrain.verl_functions import VerlFunction, find, with_columns
+from posttrain.verl_functions import VerlFunction, find, of_trainer, with_columns
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -226,7 +226,7 @@ class Registry(Generic[F]):
             return None
         try:
             file = source_file(path, holds=f"your {self.kind}")
-            found = find(_tree(path, file), name)
+            found = find(_tree(path, file), name) or of_trainer(file, name)
         except ConfigError:
             return None
         if found is None or found.is_loss != (self._variable() == "POLICY_LOSSES"):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.settings import REQUIRED, Setting, default_of
+from posttrain.verl_advantages import TrainerEstimator, find_in_trainer
 
 # Parameter of theirs -> the input of ours that it is built from.
 ESTIMATOR_INPUTS: Mapping[str, str] = {
@@ -47,6 +48,12 @@ SKYRL_INPUTS: Mapping[str, str] = {"loss_mask": "mask", "rollout_logprobs": "rol
 FILLED_IN = ("loss_agg_mode", "rollout_is_weights", "rollout_is_weight", "num_repeat", "norm_adv_by_std_in_grpo")
 COLUMN = "column:"  # before the name of a column of the data, which an estimator is given as an array [B]
 CONFIG = "config"  # their section algorithm, or actor
+# Inputs of an estimator inside a fork's trainer, which sees every turn of an episode as a row
+TURN_INPUTS = (
+    *("token_rewards", "response_mask", "group_index", "trajectory_index", "step_index", "step_rewards"),
+    *("turn_penalties", "state_texts"),
+)
+TOKENS = "response_tokens"
 _DEFAULTS: Mapping[str, float] = {"gamma": 1.0, "lam": 1.0}
 _DECORATORS = ("register_adv_est", "register_policy_loss", "register_advantage_estimator")
 _TENSORS = ("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "ndarray", "TensorDict", "DataProto")
@@ -68,6 +75,8 @@ class VerlFunction:
     """Names that its file reads of objects: what it may read from its config."""
     calls: frozenset[str]
     """Names of functions that it calls."""
+    in_trainer: TrainerEstimator | None = None
+    """An estimator that is a branch of a trainer's own function; its config is the whole configuration, as far as it reads it."""
 
     @property
     def compares_responses(self) -> bool:
@@ -80,6 +89,8 @@ class VerlFunction:
     @property
     def unknown(self) -> list[str]:
         """Inputs that no run here computes."""
+        if self.in_trainer is not None:
+            return self.in_trainer.unknown
         known = set(LOSS_INPUTS.values() if self.is_loss else ESTIMATOR_INPUTS.values())
         return [name for name, source in self.inputs.items() if source not in known and not source.startswith(COLUMN)]
 
@@ -108,6 +119,26 @@ def find(tree: ast.Module, name: str) -> VerlFunction | None:
         if len(found) == 1:
             return _described(found[0], tree)
     return None
+
+
+def of_trainer(file: Path, name: str) -> VerlFunction | None:
+    """The estimator of this name that is a branch of a trainer's own ``compute_advantage``; None without one."""
+    found = find_in_trainer(file, name)
+    if found is None:
+        return None
+    inputs = (*TURN_INPUTS, *((TOKENS,) if found.reads_tokens else ()))
+    return VerlFunction(
+        definition=found.definition,
+        is_loss=False,
+        is_for_skyrl=False,
+        inputs={each: each for each in inputs},
+        settings={
+            CONFIG: Setting(CONFIG, dict[str, Any], {}, "the values that the trainer reads from its configuration")
+        },
+        reads=frozenset(),
+        calls=found.calls,
+        in_trainer=found,
+    )
 
 
 def with_columns(found: VerlFunction, file: Path) -> VerlFunction:

@@ -54,3 +54,11 @@ def test_an_invalid_action_has_its_own_penalty_in_a_group(
 ) -> None:
     steps, _ = trained(tmp_path, tiny_llama, monkeypatch, "grpo")
     assert len(steps) == 2 and any(each["policy/grad_norm"] > 0 for each in steps)
+
+
+def test_a_fork_trains_with_the_estimator_inside_its_trainer(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, samples = trained(tmp_path, tiny_llama, monkeypatch, "ranked")
+    assert [each["step"] for each in steps] == [1, 2] and len(samples) == 6
+    assert any(each["policy/grad_norm"] > 0 for each in steps)

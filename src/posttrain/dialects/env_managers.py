@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.scripts.own_managers import ENVIRONMENT
 from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.dialects.words import OUR_SECTION
+from posttrain.verl_advantages import TRAINER, keys_handed
 
 SETTINGS = f"{OUR_SECTION}.environment.settings"
 PENALIZES = "actor_rollout_ref.actor.use_invalid_action_penalty"
@@ -31,5 +33,6 @@ def read_by_managers(keys: Reader) -> set[str]:
     """The user's own keys that the environments of such a fork, or the rules about them, read."""
     if not plays_managers(keys):
         return set()
-    found = {each.key for each in keys.own if each.key.startswith(_SECTIONS)}
+    handed = keys_handed(Path(TRAINER))  # of the checkout in the current folder
+    found = {each.key for each in keys.own if each.key.startswith(_SECTIONS) or each.key in handed}
     return found | {each.key for each in keys.own if each.key in (PENALIZES, COEFFICIENT)}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.trees import value_at
+from posttrain.dialects.trees import NOTHING, nested, value_at
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.verl_episodes import EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
+from posttrain.verl_sites import Site
 
 _OURS = f"{OUR_SECTION}.environment"
 
@@ -33,6 +36,34 @@ def _found(trainer: str, folder: str, program: str) -> tuple[EpisodeLoop, Episod
     builds = Path(program) if program else None
     loop = find_loop(Path(file), owner, fit, [Path(folder)], builds)
     return loop, find_reward(builds, [Path(folder)]) if builds else None
+
+
+def values_of(keys: Reader, sites: Iterable[tuple[str, Site]]) -> dict[str, Any]:
+    """The values of the keys that expressions read, as a tree; what is lacking is reported under the name of the site. A key read
+    with a default may be lacking, and has its section."""
+    found: dict[str, Any] = {}
+    defaulted: list[str] = []
+    for name, site in sites:
+        for key in sorted(site.keys):
+            value = value_at(keys.values, key)
+            row = keys.ledger.find(key)
+            if value is NOTHING and row is not None:
+                value = keys[key]
+            if value is not NOTHING:
+                found[key] = value
+            elif key in site.optional:
+                defaulted.append(key)
+            elif not any(each.field == key for each in keys.problems):
+                what = f"{name} is built with {key}, which the configuration does not have"
+                keys.problem(what, key=key, fix=f"add {key}=VALUE")
+    tree = nested(found)
+    for key in defaulted:
+        section = tree
+        for part in key.split(".")[:-1]:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                break
+    return tree
 
 
 def keys_read(keys: Reader) -> set[str]:

@@ -14,12 +14,13 @@ from typing import Any
 from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
 from posttrain.dialects.env_managers import ESTIMATOR, plays_managers, read_by_managers
 from posttrain.dialects.ledger import Key, Ledger, leaves
-from posttrain.dialects.own_episodes import keys_read
+from posttrain.dialects.own_episodes import keys_read, values_of
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import nested, value_at
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry, plug_in
 from posttrain.user_files import PACKAGE
+from posttrain.verl_advantages import TRAINER
 from posttrain.verl_functions import CONFIG
 
 _FIELD = "model.external_modules"
@@ -70,6 +71,8 @@ def _places(reader: Reader) -> Iterator[str]:
             yield found
     if reader.ledger.dialect == "verl" and Path(_CHECKOUT).is_file():
         yield _CHECKOUT
+    if plays_managers(reader) and Path(TRAINER).is_file():
+        yield TRAINER
 
 
 def is_own(reader: Reader, row: Key, value: Any) -> bool:
@@ -98,6 +101,10 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
     theirs = registry.written_for_verl(name, path)
     if theirs is None:
         return found
+    if theirs.in_trainer is not None:
+        line = f"line {theirs.in_trainer.line} of {path}"
+        keys.warn(f"{name} is yours: {theirs.definition.name}, {line}, as the loop calls it, in a process of its own")
+        return found | {f"{at}.{CONFIG}": values_of(keys, [(f"{name} ({line})", theirs.in_trainer.site)])}
     written = _leaves_of(keys, section)
     found |= {f"{at}.{each}": written[each] for each in theirs.settings if each in written}
     if CONFIG in theirs.settings:
@@ -121,7 +128,9 @@ def read_by_own(keys: Reader) -> set[str]:
             continue
         path = own_path(keys, field, name)
         theirs = registry.written_for_verl(name, path) if path else None
-        if theirs is not None:
+        if theirs is not None and theirs.in_trainer is not None:
+            found |= {each.key for each in keys.own} & {*theirs.in_trainer.site.keys, *theirs.in_trainer.others}
+        elif theirs is not None:
             below = (each.key for each in keys.own if each.key.startswith(f"{section}."))
             found |= {each for each in below if theirs.may_read(each.removeprefix(f"{section}."))}
     return found

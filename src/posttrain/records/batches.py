@@ -98,8 +98,8 @@ class ScoredBatch:
     weights: Tensor | None = None  # [B] float32 of the response in the policy loss, mean 1; None: all count the same
     part_index: Tensor | None = None  # [B] int64, equal where batch statistics are taken together; None: over all rows
     # Inputs of single estimators, computed where the chosen one names them: greedy_rewards [B] float32, NaN if invalid;
-    # sum_pi_squared [B, T] float32; state_index [B] int64, equal where the row's turn began in the same state; column:NAME, B
-    # values of a column of the data.
+    # sum_pi_squared [B, T] float32; state_index [B] int64, equal where the row's turn began in the same state, and state_texts,
+    # B texts of these states; column:NAME, B values of a column of the data.
     extras: Mapping[str, Tensor | tuple[Any, ...]] = field(default_factory=dict)
 
 

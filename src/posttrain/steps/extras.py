@@ -21,7 +21,7 @@ from posttrain.records.trajectories import Reward, ScoredGroup, TrajectoryGroup
 from posttrain.steps.advantage import inputs_of
 from posttrain.steps.score import score
 from posttrain.steps.shape_rewards import shape_outcomes
-from posttrain.steps.turns import with_turns_as_responses
+from posttrain.steps.turns import STATE_TEXTS, with_turns_as_responses
 from posttrain.verl_functions import COLUMN
 
 Collect = Callable[..., list[TrajectoryGroup]]  # rl_step.collect
@@ -90,7 +90,8 @@ def add_columns(batch: ScoredBatch, groups: Sequence[ScoredGroup], plan: StepPla
     Raises: RequestError when a prompt does not have one.
     """
     if plan.turn_is_response:
-        batch = with_turns_as_responses(batch, groups, plan.similar_states)
+        texts = STATE_TEXTS in inputs_of(plan.advantage)
+        batch = with_turns_as_responses(batch, groups, plan.similar_states, texts=texts)
     columns = [name.removeprefix(COLUMN) for name in inputs_of(plan.advantage) if name.startswith(COLUMN)]
     if not columns:
         return batch

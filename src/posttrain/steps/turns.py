@@ -13,6 +13,8 @@ from posttrain.records.batches import ScoredBatch
 from posttrain.records.samples import SampleRow, sample_rows
 from posttrain.records.trajectories import Reward, ScoredGroup
 
+STATE_TEXTS = "state_texts"  # an extra: B texts, of the state that each row's turn began in
+
 
 def turn_rewards(rows: Sequence[SampleRow], width: int) -> Tensor | None:
     """[B, width] float32: an environment's rewards on the last sampled tokens of their turns, and the rest of a trajectory's
@@ -77,11 +79,12 @@ def similar_states(rows: Sequence[SampleRow], least: float) -> Tensor | None:
 
 
 def with_turns_as_responses(
-    batch: ScoredBatch, groups: Sequence[ScoredGroup], similar: float | None = None
+    batch: ScoredBatch, groups: Sequence[ScoredGroup], similar: float | None = None, *, texts: bool = False
 ) -> ScoredBatch:
     """The batch of these groups with every row as a trajectory of its own: its reward is that of its episode, less the penalties
     of its own turns. Estimators that look at the turns of an episode find the episode's index, the place in it, the turn's own
-    reward and its penalties among the extras. ``similar``: as in similar_states; None compares equal states.
+    reward and its penalties among the extras. ``similar``: as in similar_states; None compares equal states. ``texts`` adds those
+    of the states.
 
     By hand: an episode with rewards 0 and 1, whose first turn has the penalty 0.1: the rows have 0.9 and 1.
     """
@@ -89,6 +92,7 @@ def with_turns_as_responses(
     penalties = torch.tensor([sum(turn.penalty for turn in row.sample.turns) for row in rows])
     own = torch.tensor([sum(turn.reward or 0.0 for turn in row.sample.turns) for row in rows])
     states = None if similar is None else similar_states(rows, similar)
+    keys = tuple((row.sample.turns[0].state_key if row.sample.turns else None) or "" for row in rows) if texts else ()
     return replace(
         batch,
         sequences=replace(sequences, trajectory_index=torch.arange(len(rows))),
@@ -97,6 +101,7 @@ def with_turns_as_responses(
         extras={
             **batch.extras,
             **({} if states is None else {"state_index": states}),
+            **({STATE_TEXTS: keys} if texts else {}),
             "trajectory_index": sequences.trajectory_index,
             "step_index": sequences.step_index,
             "step_rewards": own,

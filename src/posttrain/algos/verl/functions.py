@@ -17,11 +17,12 @@ from torch import Tensor
 
 from posttrain.algos.verl.core_algos import TOKEN_MEAN, agg_loss, aggregated_by
 from posttrain.algos.verl.skyrl_functions import NAMES
+from posttrain.algos.verl.trainer_estimator import EstimatorInTrainer
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.skyrl_modules import standing_in
 from posttrain.libraries.verl.modules import provide
 from posttrain.user_files import import_path, last_line, parse_file, source_file
-from posttrain.verl_functions import COLUMN, VerlFunction, find, with_columns
+from posttrain.verl_functions import COLUMN, VerlFunction, find, of_trainer, with_columns
 
 REPORTED = ("clip_fraction", "kl_old", "dual_clip_fraction")  # what verl up to 0.6 returns behind a loss
 
@@ -32,8 +33,10 @@ def load(path: str, name: str) -> Callable[..., Any]:
     Raises: ConfigError when importing it fails.
     """
     file = source_file(path)
-    described = find(parse_file(path, file), name)
+    described = find(parse_file(path, file), name) or of_trainer(file, name)
     assert described is not None, f"{path} has no function {name} for verl"
+    if described.in_trainer is not None:
+        return EstimatorInTrainer(file, name, described)
     described = with_columns(described, file)
     provide(_checkout_of(file))
     with standing_in(NAMES):

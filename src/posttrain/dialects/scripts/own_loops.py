@@ -20,6 +20,7 @@ from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import Problem
+from posttrain.verl_advantages import find_in_trainer
 from posttrain.verl_episodes import NotPlayable, find_loop
 
 INSTEAD = (
@@ -108,7 +109,7 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
             what = f"{loop.title} passes the sampler and what {played} makes to {loop.samples}"
             note = f"{what}: the environment env_manager plays it"
             trainer = replace(trainer, notes=(*trainer.notes, note), adds=(*trainer.adds, *managers.adds))
-            done = DONE_HERE | {loop.samples.partition(" ")[0]}
+            done = DONE_HERE | {loop.samples.partition(" ")[0]} | _of_estimator(loop.file, words)
             loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in done})
         elif loop.samples:
             try:
@@ -129,6 +130,15 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
             fix = f"confirm by name that verl's loop is meant: +posttrain.own_keys=[{loop.name}]"
             asks.append(Problem(what, fix=fix, field=loop.name))
     return replace(trainer, asks=tuple(asks))
+
+
+def _of_estimator(trainer: Path, words: Sequence[str]) -> frozenset[str]:
+    """The calls of a loop that belong to an estimator of its own, which the command chooses."""
+    given = [
+        word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == "algorithm.adv_estimator"
+    ]
+    found = find_in_trainer(trainer, given[-1]) if given else None
+    return found.calls if found is not None else frozenset()
 
 
 def _played(trainer: Trainer, loop: OwnLoop, root: Path) -> tuple[Trainer, frozenset[str]]:

@@ -13,8 +13,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from posttrain.config.model import ModelConfig
-from posttrain.envs.verl_loop.parts import Checkout, NotBound, Values
 from posttrain.errors import ConfigError, Problem, RequestError
+from posttrain.libraries.verl.parts import Checkout, NotBound, Values
 from posttrain.models.loading import load_tokenizer
 from posttrain.user_files import loading_problem
 from posttrain.verl_episodes import PROGRAMS, EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward

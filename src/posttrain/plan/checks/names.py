@@ -79,6 +79,12 @@ def _own_problems(section: str, own: AlgorithmSection) -> Iterator[Problem]:
     theirs = own.registry.written_for_verl(own.name, own.path) if own.path else None
     if theirs is not None:
         for name in theirs.unknown:
+            if theirs.in_trainer is not None:
+                what = (
+                    f"line {theirs.in_trainer.line} of {own.path} reads {name} of its batch, which is not computed here"
+                )
+                yield Problem(what, fix="choose another estimator, such as grpo", field=f"{section}.name")
+                continue
             what = f"{theirs.definition.name} in {own.path} takes {name}, which its own trainer computes and this one does not"
             fix = f"write it without {name}, give that a default, or make it a number (it is annotated as a tensor)"
             yield Problem(what, fix=fix, field=f"{section}.name")

@@ -11,6 +11,7 @@ from tests.managed_fork import LAUNCH, MAIN, managed_fork
 from posttrain.cli.request import load_request
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import ConfigError
+from posttrain.plan.checks.names import name_problems
 
 
 def read(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str, **parts: str) -> LoadedConfig[Any]:
@@ -89,6 +90,43 @@ def test_a_value_that_such_a_fork_refuses_is_named(
 ) -> None:
     problem = read(tmp_path, monkeypatch, more).problems[0]
     assert (problem.field, problem.fix) == (key, fix)
+
+
+def test_an_estimator_inside_the_trainer_gets_the_keys_that_its_loop_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = read(tmp_path, monkeypatch, "+algorithm.ranked.scale=3.0", estimator="ranked")
+    assert not loaded.problems and not loaded.unsupported
+    found = loaded.config.advantage
+    assert (found.name, found.path) == ("ranked", "verl/trainer/ppo/ray_trainer.py")
+    assert found.settings["config"] == {
+        "algorithm": {"adv_estimator": "ranked", "gamma": 0.5, "ranked": {"scale": 3.0}}
+    }
+    assert any(
+        "ranked is yours: compute_advantage, line 17 of verl/trainer/ppo/ray_trainer.py" in each
+        for each in loaded.warnings
+    )
+    assert not any("algorithm.gamma has no effect" in each for each in loaded.warnings)
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "what"),
+    [
+        (["+algorithm.ranked.slow=True"], "algorithm.ranked.slow", "computes the advantages of ranked in its loop"),
+        (["+algorithm.ranked.scal=3.0"], "algorithm.ranked.scal", "no key algorithm.ranked.scal"),
+    ],
+)  # fmt: skip
+def test_a_key_that_such_an_estimator_cannot_have_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], key: str, what: str
+) -> None:
+    problem = read(tmp_path, monkeypatch, *more, estimator="ranked").problems[0]
+    assert problem.field == key and what in problem.what
+
+
+def test_a_column_that_only_its_trainer_computes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = read(tmp_path, monkeypatch, estimator="ranked", more="embeddings")
+    (problem,) = name_problems(loaded.config)
+    assert "line 17 of verl/trainer/ppo/ray_trainer.py reads embeddings of its batch" in problem.what
 
 
 def test_further_calls_of_the_loop_are_to_be_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,13 @@ from typing import Any
 
 from posttrain.data.columns import ALL
 from posttrain.dialects.env_managers import COEFFICIENT, PENALIZES, SETTINGS, own, plays_managers
+from posttrain.dialects.plugged import own_path
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.scripts.own_managers import class_of
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ROLLOUT
+from posttrain.registry import ADVANTAGES
+from posttrain.verl_advantages import VALIDITY
 
 _STEP_S = 600.0  # of one turn of all episodes of a group
 _MEMORY_GIB = 64.0  # of a process with all copies of a group
@@ -96,7 +99,26 @@ def managers(keys: Reader) -> dict[str, Any]:
         # The managers give the pictures; those of the rows only say that there are some
         "data.image_column": None,
     }
+    if _is_in_trainer(keys, penalty):
+        # It reads the keys themselves
+        fields["advantage.gamma"] = 1.0
     return fields | (_gigpo(keys) if keys["algorithm.adv_estimator"] == "gigpo" else {})
+
+
+def _is_in_trainer(keys: Reader, penalty: Any) -> bool:
+    """Return True for an estimator inside the fork's trainer; what it cannot have here is reported."""
+    name = keys["algorithm.adv_estimator"]
+    path = None if ADVANTAGES.is_built_in(name) else own_path(keys, "advantage.name", name)
+    theirs = ADVANTAGES.written_for_verl(name, path) if path else None
+    found = theirs.in_trainer if theirs is not None else None
+    for key, line in found.others.items() if found is not None else ():
+        if own(keys, key, False):
+            what = f"with {key} the trainer computes the advantages of {name} in its loop (line {line} of {path})"
+            keys.problem(what, key=key, fix=f"use {key}=False")
+    if found is not None and VALIDITY in found.reads and not penalty:
+        what = f"{name} (line {found.line} of {path}) reads {VALIDITY}, which a run here knows by the penalty of a turn"
+        keys.problem(what, key=COEFFICIENT, fix=f"use {COEFFICIENT} above 0, such as 0.1, with {PENALIZES}=True")
+    return found is not None
 
 
 def _gigpo(keys: Reader) -> dict[str, Any]:

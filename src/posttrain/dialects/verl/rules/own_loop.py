@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.checkout_files import parsed
-from posttrain.dialects.own_episodes import loop_of
+from posttrain.dialects.own_episodes import loop_of, values_of
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.trees import NOTHING, nested, value_at
+from posttrain.dialects.trees import value_at
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import MODEL, ROLLOUT
 from posttrain.dialects.words import OUR_SECTION
@@ -72,19 +72,7 @@ def _config(keys: Reader, loop: EpisodeLoop, scores: EpisodeReward | None) -> di
     sites = [(loop.name, site) for site in loop.sites] + ([(scores.name, scores.site)] if scores is not None else [])
     if any("" in site.keys for _, site in sites):
         return {name: value for name, value in keys.values.items() if name != OUR_SECTION}
-    found: dict[str, Any] = {}
-    for name, site in sites:
-        for key in sorted(site.keys):
-            value = value_at(keys.values, key)
-            row = keys.ledger.find(key)
-            if value is NOTHING and row is not None:
-                value = keys[key]
-            if value is not NOTHING:
-                found[key] = value
-            elif key not in site.optional and not any(each.field == key for each in keys.problems):
-                what = f"{name} is built with {key}, which the configuration does not have"
-                keys.problem(what, key=key, fix=f"add {key}=VALUE")
-    return nested(found)
+    return values_of(keys, sites)
 
 
 def _columns(loop: EpisodeLoop, scores: EpisodeReward | None) -> list[str]:

@@ -9,7 +9,7 @@ import ast
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -94,6 +94,10 @@ class Values:
         stored = ast.copy_location(ast.Name(id=_VALUE, ctx=ast.Store()), value)
         space = self._run([ast.copy_location(ast.Assign(targets=[stored], value=value), value)])
         return getattr(space, _VALUE)
+
+    def run(self, statements: Sequence[ast.stmt]) -> None:
+        """Run statements of the function, for what they do to given objects. Raises: whatever their code raises."""
+        self._run(list(statements))
 
     def function(self, definition: ast.FunctionDef) -> Any:
         """Return a method of a class in the same file as a function. Raises: whatever loading its names raises."""
