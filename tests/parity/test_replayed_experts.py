@@ -1,4 +1,5 @@
-"""Experts recorded with the old log-probs and replayed in updates, by two processes as by one: FSDP, and megatron-core."""
+"""Experts recorded with the old log-probs, replayed and balanced in updates, by two processes as by one: FSDP, and
+megatron-core."""
 
 from __future__ import annotations
 
@@ -61,6 +62,10 @@ def outcome(engine: Any) -> dict[str, Tensor]:
         stats = engine.forward_backward(replace(batch, sequences=replace(rows, experts=given)), PLAN, batch.counts())
         found[name] = torch.tensor([stats.loss, engine.optimizer_step().grad_norm])
         found[f"{name} log-probs"] = torch.where(rows.response_mask, stats.policy_logprobs, 0.0)
+    stats = engine.forward_backward(batch, replace(PLAN, router_balance_coef=5.0), batch.counts())
+    found["balanced"] = torch.tensor(
+        [stats.loss, stats.sums["policy/router_balance"], engine.optimizer_step().grad_norm]
+    )
     return found
 
 
@@ -99,6 +104,7 @@ def test_experts_are_recorded_and_replayed_by_every_engine(tmp_path: Path) -> No
     # what is replayed decides: log-probs and gradients are others
     assert (wanted["scored by others"] - wanted["old"]).abs().max() > 1e-3
     assert (wanted["others"] - wanted["same"]).abs().max() > 1e-4
+    assert wanted["balanced"][0] - wanted["free"][0] > 1
     mp.spawn(in_process, (folder, tmp_path), nprocs=2)
     for way in WAYS:
         for rank in range(2):

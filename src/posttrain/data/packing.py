@@ -50,6 +50,11 @@ class PackedSequences:
     images: tuple[PlacedImages, ...] = ()  # of the rows that have any; position_ids still count text only
     own: OwnDistributions | None = None  # of some of the scored tokens; None: all have the run's
 
+    def of_responses(self, rows: Tensor) -> Tensor:
+        """Return the tokens of the responses of some rows, [B] bool to [N] bool: each is in exactly one micro-batch, as prompts
+        are not."""
+        return (self.rows >= 0) & rows.to(self.rows.device)[self.rows.clamp(min=0)]
+
     def unpack(self, values: Tensor) -> Tensor:
         """Scatter [M] values to [B, T], 0 elsewhere, carrying gradient."""
         out = torch.zeros(self.response_mask.shape, dtype=values.dtype, device=values.device)

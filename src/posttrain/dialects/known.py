@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from posttrain.dialects.ledger import Key, Ledger
+from posttrain.dialects.ledger import LATER, Key, Ledger
 from posttrain.dialects.likeness import nearest_keys, one_slip
 from posttrain.dialects.option_names import options_of
 from posttrain.dialects.trees import parents
@@ -28,7 +28,11 @@ class Known:
 
     @property
     def peer(self) -> str:
-        return f"{self.ledger.dialect} {self.ledger.version}".strip()
+        """The peer and the version of its table; the last one stands for all later ones, too."""
+        version = self.ledger.version
+        last = self.ledger.versions and version == self.ledger.versions[-1]
+        later = " or later" if last and any(row.since == LATER for row in self.ledger.rows) else ""
+        return f"{self.ledger.dialect} {version}{later}".strip()
 
     def has(self, key: str) -> bool:
         row = self.ledger.find(key)
@@ -62,7 +66,7 @@ class Known:
         if row is not None:
             fix = f"a key that is not there yet needs a +: +{override}"
             guess = self._sibling(key) if row.name.endswith(".**") else ""
-            return f"{key} is not in {self.peer}'s own file", f"{GUESS} {guess}? If not, {fix}" if guess else fix
+            return f"{key} is not in the own file of {self.peer}", f"{GUESS} {guess}? If not, {fix}" if guess else fix
         what, fix = f"there is no key {key} in {self.peer}", self.guess(key)
         return (what, f"{GUESS} {fix}?") if fix else (f"{what}{self.belongs(key)}", self.elsewhere(key))
 

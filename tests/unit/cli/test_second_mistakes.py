@@ -285,7 +285,7 @@ VERL = [
         (["trainer.default_local_dir=a.jsonl"], "a.jsonl is a file, and a run writes into a folder"),
         (["data.train_files=[a.jsonl"], "(a bracket or a quote is not closed, or stands in the wrong place)"),
         (["trainer.project_name=my", "project"], "goes into both kinds of quotes: \"trainer.project_name='my project'\""),
-        (["deepspeed=ds.json"], "there is no key deepspeed in verl 0.4, at override deepspeed=ds.json; did you mean"),
+        (["deepspeed=ds.json"], "there is no key deepspeed in verl 0.4 or later, at override deepspeed=ds.json; did you mean"),
     ],
 )  # fmt: skip
 def test_slips_in_a_command_of_verl(

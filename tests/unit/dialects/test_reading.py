@@ -104,7 +104,7 @@ def test_the_file_is_laid_on_the_defaults_and_references_follow_it(load) -> None
         ("log: [consol]\n", "", "there is no tracker called 'consol' (known: console, jsonl, mlflow, swanlab, tensorboard, wandb), at run.yaml:1 log; did you mean console?"),
         ("opt: {lr: 1}\n", "opt.lrs=1", "there is no key opt.lrs in toy 2, at override opt.lrs=1; did you mean opt.lr?"),
         ("opt: {lr: 1}\n", "+opt.lrs=1", "there is no key opt.lrs in toy 2, at override +opt.lrs=1; did you mean opt.lr?"),
-        ("opt: {lr: 1}\n", "opt.seed=1", "opt.seed is not in toy 2's own file, at override opt.seed=1; a key that is not there yet needs a +: +opt.seed=1"),
+        ("opt: {lr: 1}\n", "opt.seed=1", "opt.seed is not in the own file of toy 2, at override opt.seed=1; a key that is not there yet needs a +: +opt.seed=1"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place_and_a_fix(load, tmp_path, text, override, message) -> None:

@@ -324,7 +324,7 @@ def test_a_new_key_needs_a_plus_and_an_unknown_one_gets_the_nearest() -> None:
     assert [str(problem) for problem in loaded.problems] == [
         "there is no key trainer.train_batchsize in skyrl 2025-06, at override trainer.train_batchsize=512; did you mean "
         "trainer.train_batch_size?",
-        "generator.sampling_params.seed is not in skyrl 2025-06's own file, at override generator.sampling_params.seed=3; "
+        "generator.sampling_params.seed is not in the own file of skyrl 2025-06, at override generator.sampling_params.seed=3; "
         "a key that is not there yet needs a +: +generator.sampling_params.seed=3",
     ]
     assert read_dialect(DIALECT, None, ["+generator.sampling_params.seed=3"]).problems == ()

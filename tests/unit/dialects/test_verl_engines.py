@@ -205,3 +205,16 @@ def test_verls_reference_may_have_changes_to_its_config_json_which_verl_does_not
 @pytest.mark.parametrize("kept", [0, -1])
 def test_zero_and_minus_one_keep_all_checkpoints(kept: int) -> None:
     assert config(f"trainer.max_actor_ckpt_to_keep={kept}").checkpoint.keep_last is None
+
+
+def test_megatrons_loss_that_balances_experts_asks_for_its_kind() -> None:
+    """verl builds its models with ``moe_router_load_balancing_type=none``: the weight alone does nothing there."""
+    section = f"{A}.megatron.override_transformer_config"
+    asked = (f"{A}.strategy=megatron", f"+{section}.moe_aux_loss_coeff=0.01", f"+{section}.moe_z_loss_coeff=0.001")
+    alone = read_config(None, [*BASE, *asked], "verl")
+    options = alone.config.policy.engine_options["override_transformer_config"]
+    assert "moe_aux_loss_coeff" not in options and options["moe_z_loss_coeff"] == 0.001
+    (told,) = [one for one in alone.ignored if one.key == f"{section}.moe_aux_loss_coeff"]
+    assert told.asks and "moe_router_load_balancing_type=aux_loss gives them one" in told.reason
+    named = config(*asked, f"+{section}.moe_router_load_balancing_type=aux_loss")
+    assert named.policy.engine_options["override_transformer_config"]["moe_aux_loss_coeff"] == 0.01

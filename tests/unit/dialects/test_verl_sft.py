@@ -91,15 +91,15 @@ def test_trained_weights_of_float16_are_float32_with_a_warning() -> None:
         ("ulysses_sequence_parallel_size=2", "1 devices do not split into groups of 2 that share a sequence"),
         ("optim.lr_scheduler=linear", "optim.lr_scheduler must be one of cosine, wsd, not 'linear'"),
         ("data.truncation=middle", "data.truncation must be one of error, left, right, not 'middle'"),
-        ("+optim.warmup_ratio=0.1", "there is no key optim.warmup_ratio in verl 0.4"),
+        ("+optim.warmup_ratio=0.1", "there is no key optim.warmup_ratio in verl 0.4 or later"),
         (
             "data.train_batch_sice=8",
-            "there is no key data.train_batch_sice in verl 0.4, .*did you mean data.train_batch_size",
+            "there is no key data.train_batch_sice in verl 0.4 or later, .*did you mean data.train_batch_size",
         ),
         ("model.lora_rank=-1", "model.lora_rank is -1"),
         ("+trainer.resume_mode=resume_path", "trainer.resume_from_path names no checkpoint"),
         ("optim.lr=0", "lr must be above 0, not 0"),
-        ("+optim.lrs=1e-5", "there is no key optim.lrs in verl 0.4, .*did you mean optim.lr"),
+        ("+optim.lrs=1e-5", "there is no key optim.lrs in verl 0.4 or later, .*did you mean optim.lr"),
         ("data.custom_cls.path=own.py", "no class in it is named"),
     ],
 )

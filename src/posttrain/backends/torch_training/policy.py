@@ -19,7 +19,6 @@ from posttrain.backends.torch_training.optimized_model import Learning, MicroBat
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import TrainingConfig
-from posttrain.data.packing import PackedSequences
 from posttrain.errors import ModelError, Problem
 from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
@@ -161,7 +160,9 @@ class PolicyModel(OptimizedModel):
         def learn(micro: TrainBatch) -> MicroBatch:
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
             if self._routers:
-                self._routers.prepare(packed.experts, learned_tokens(packed, micro) if balance else None)
+                self._routers.prepare(
+                    packed.experts, packed.of_responses(micro.loss_mask.any(dim=1)) if balance else None
+                )
             teachers = None
             if distillation and how:
                 teachers = TeachersOfRow(
@@ -227,7 +228,7 @@ class PolicyModel(OptimizedModel):
         for rows in self._sharding.deal(whole, loads):
             micro = batch.rows(rows or [0])
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
-            learned = learned_tokens(packed, micro) & bool(rows)
+            learned = packed.of_responses(micro.loss_mask.any(dim=1)) & bool(rows)
             routers.prepare(packed.experts, learned)
             self._scorer.score(packed, 1.0)
             found = routers.counts().cpu()
@@ -236,12 +237,6 @@ class PolicyModel(OptimizedModel):
         places = {f"{layer} {expert}": float(n) for layer, row in enumerate(counts) for expert, n in enumerate(row)}
         total = self._sharding.total(places)
         return torch.tensor([total[name] for name in places], dtype=torch.float64).view_as(counts)
-
-
-def learned_tokens(packed: PackedSequences, batch: TrainBatch) -> Tensor:
-    """The response tokens of rows with a loss token, [N] bool: each is in exactly one micro-batch, as prompts are not."""
-    learned = batch.loss_mask.any(dim=1).to(packed.rows.device)
-    return (packed.rows >= 0) & learned[packed.rows.clamp(min=0)]
 
 
 def _check_same_vocabulary(policy: PreTrainedModel, reference: PreTrainedModel) -> None:

@@ -33,7 +33,9 @@ class Row:
     )
     images: tuple[PlacedImages, ...] = ()
     own: OwnDistributions | None = None  # of some of the m scores; None: all have the run's
-    experts: Tensor | None = None  # [n, layers, chosen], where megatron-core's routers replay them
+    # Of the tokens that this rank's routers of megatron-core see:
+    experts: Tensor | None = None  # [n, layers, chosen], which they replay
+    counted: Tensor | None = None  # [n] bool, at which losses of routers look
 
 
 class Sharding:

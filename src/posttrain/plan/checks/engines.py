@@ -124,10 +124,9 @@ def router_problems(config: RunConfig) -> Iterator[Problem]:
     engine = config.policy.engine
     for field in asked:
         if not _can(engine_plan(engine), field):
-            own = ", or its own moe_aux_loss_coeff in policy.engine_options" if field == _BALANCE else ""
             other = engine_that(partial(_shares_out_and_can, field))
             what = f"{field} is not supported by policy.engine={engine}"
-            yield Problem(what, fix=f"use policy.engine={other}{own}", field=field)
+            yield Problem(what, fix=f"use policy.engine={other}", field=field)
         if config.policy.sequence_parallel > 1:
             what = f"{field} needs whole sequences, and policy.sequence_parallel={config.policy.sequence_parallel} cuts them"
             yield Problem(what, fix="use policy.sequence_parallel=1", field=field)

@@ -59,7 +59,7 @@ class MegatronValueEngine(MegatronLearner):
         def learn(micro: TrainBatch, values: Tensor) -> MicroBatch:
             return learn_values(micro, values, loss, counts)
 
-        total, sums, _ = self.accumulate(batch, self._values, learn)
+        total, sums, _ = self.accumulate(batch, self._values, learn, counts)
         return LossStats(loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()))
 
     def _values(self, hidden: Tensor, row: Row) -> Sequence[Tensor]:

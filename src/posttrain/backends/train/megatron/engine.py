@@ -18,7 +18,6 @@ from posttrain.algos.preferences import preference_loss
 from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
 from posttrain.backends.torch_training.sharding import Sharding
-from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.learner import MegatronLearner
 from posttrain.backends.train.megatron.scorer import MegatronScorer, WithoutAdapter, frozen, policy_scores
 from posttrain.backends.train.megatron.sharding import MegatronSharding
@@ -26,7 +25,6 @@ from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
 from posttrain.models.routing import Routers
-from posttrain.plan.experts import expert_layers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
 from posttrain.records.span_tensors import row_counts
@@ -50,7 +48,7 @@ class MegatronTrainEngine(MegatronLearner):
         max_tokens_per_micro_batch: int | None = None,
         max_tokens_per_scoring_batch: int | None = None,
         reference: MegatronScorer | None = None,
-        routers: Routers | None = None,  # of the shell; experts are replayed by those of megatron-core
+        routers: Routers | None = None,  # of the shell; those of megatron-core replay and balance experts
         **how: Unpack[How],
     ):
         assert reference is None, "checks reject losses that need the reference"
@@ -62,16 +60,14 @@ class MegatronTrainEngine(MegatronLearner):
             sequences_per_micro_batch=sequences_per_micro_batch,
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             how=how,
+            replays_experts=routers is not None,
         )
         scoring = Cutter(
             sequences_per_scoring_batch,
             self._sharding.pooled(max_tokens_per_scoring_batch),
             share_prompts=self._share_prompts,
         )
-        experts = expert_layers(model.config.get_text_config().to_dict())
-        choice = ExpertChoice(self.parts.gpt, experts) if routers and experts else None
-        self._pipeline.choice = choice
-        self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded, choice=choice)
+        self._scorer = MegatronScorer(self.parts, scoring, padded=self.padded, choice=self._pipeline.choice)
         self._sharding.policy = self.parts
 
     @staticmethod
@@ -131,7 +127,8 @@ class MegatronTrainEngine(MegatronLearner):
             scores = policy_scores(self.parts, 1.0, entropy_gradient=False)
         else:
             scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
-        total, sums, logprobs = self.accumulate(batch, scores, learn)
+        balance = 0.0 if isinstance(loss, PreferencePlan) else loss.router_balance_coef
+        total, sums, logprobs = self.accumulate(batch, scores, learn, counts, balance)
         return ForwardBackwardStats(
             loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()), policy_logprobs=logprobs
         )

@@ -6,6 +6,7 @@ megatron-core's grouped products need CUDA and a library built against it; torch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,10 +59,20 @@ def expert_mlp(experts: ExpertLayers) -> ModuleSpec:
 class Router(TopKRouter):
     """megatron-core's router, with a plain product for its logits: its own (0.16) needs Transformer Engine."""
 
+    # Sees the logits, weights and choice of every pass, and returns the weights (expert_choice)
+    watch: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+
     def gating(self, states: Tensor) -> Tensor:
         """Compute logits, [n, 1, H] to [n, 1, experts], in the dtype of routers."""
         dtype = {"fp32": torch.float32, "fp64": torch.float64}.get(self.config.moe_router_dtype or "", states.dtype)
         return linear(states.to(dtype), self.weight.to(dtype))
+
+    def routing(self, logits: Tensor, *unused: Any, **also_unused: Any) -> tuple[Tensor, Tensor]:
+        """Choose experts. Args: logits [..., experts]. Returns: their weights and the choice, both [n, experts]."""
+        weights, chosen = super().routing(logits, *unused, **also_unused)
+        if self.watch is not None:
+            weights = self.watch(logits.view(chosen.shape), weights, chosen)
+        return weights, chosen
 
 
 class Experts(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,15 +37,18 @@ from posttrain.backends.torch_training.saved import (
 )
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.update_count import UpdateCount
+from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
+from posttrain.backends.train.megatron.router_losses import RouterLosses
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.stretches import Stretches
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models import lora
 from posttrain.models.chunks import Chunk, shapes_of, whole_chunk
 from posttrain.models.saving import save_config, save_model
-from posttrain.records.batches import TrainBatch
+from posttrain.plan.experts import expert_layers
+from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.statistics import OptimizerStats
 
 
@@ -66,6 +69,7 @@ class MegatronLearner:
         sequences_per_micro_batch: int | None,
         max_tokens_per_micro_batch: int | None,
         how: How,
+        replays_experts: bool = False,  # or balances them by the loss
     ):
         sharding = how["sharding"]
         assert isinstance(sharding, MegatronSharding)
@@ -83,6 +87,10 @@ class MegatronLearner:
         if self._masters.shadow:  # the model is loaded in the masters' precision, and its layers compute in another
             self._masters.start_from(parts.by_parameter(parts.cut(dict(model.named_parameters()))))
         parts.release()
+        self._about_experts = sharding.settings.experts
+        experts = expert_layers(model.config.get_text_config().to_dict())
+        wanted = replays_experts or self._about_experts.balance or self._about_experts.small_logits
+        self._pipeline.choice = ExpertChoice(parts.gpt, experts) if wanted and experts else None
         self._adapted = lora.is_adapted(model)
         self._trained = parts.by_piece(self._masters.parameters)
         self._updated = dict(self._trained)  # the parameters that the optimizer changes
@@ -112,11 +120,17 @@ class MegatronLearner:
         return self._count.made
 
     def accumulate(
-        self, batch: TrainBatch, scores: Scores, learn: Callable[..., MicroBatch]
+        self,
+        batch: TrainBatch,
+        scores: Scores,
+        learn: Callable[..., MicroBatch],
+        counts: LossCounts,
+        balance: float = 0.0,
     ) -> tuple[float, dict[str, float], Tensor]:
         """Add the gradient of every micro-batch's loss to the accumulated gradients.
 
-        Args: learn from a micro-batch and its scores, each [b, T].
+        Args: learn from a micro-batch and its scores, each [b, T]; balance, the weight of the loss that balances experts, mean
+            over layers, beside that of the settings.
         Returns: the loss, sums by name, and the micro-batches' values as [B, T].
         """
         rows = self._pipeline.dealt(batch.sequences)
@@ -130,7 +144,10 @@ class MegatronLearner:
             learned = learn(micros[number], *found)
             return learned.loss, replace(learned, loss=learned.loss.detach().clone())
 
-        done = self._pipeline.through([micro.sequences for micro in micros], scores, finish, backward=True)
+        passed = [micro.sequences for micro in micros]
+        learned_rows = [micro.loss_mask.any(dim=1) for micro in micros]
+        losses = self._router_losses(passed, learned_rows, balance)
+        done = self._pipeline.through(passed, scores, finish, backward=True, learned=learned_rows if losses else None)
         total, sums = 0.0, Counter[str]()
         values, order = [batch.advantages[:0]], []
         for part, learned in zip(rows, done, strict=False):  # done: on the last stage
@@ -141,7 +158,35 @@ class MegatronLearner:
                 order += part
         joined = self._sharding.joined(torch.cat(values), order, len(batch))
         everyone = self._sharding.total({**sums, "": total})
-        return everyone.pop(""), everyone, joined
+        total = everyone.pop("")
+        if losses and self._pipeline.choice:
+            self._pipeline.choice.losses = None
+            of_routers = losses.total(self._sharding.added(losses.sums, of_routers=True))
+            total += of_routers.weighted
+            everyone |= {f"{self.role}/{name}": mean * counts.tokens for name, mean in of_routers.means.items()}
+        return total, everyone, joined
+
+    def _router_losses(
+        self, micros: Sequence[SequenceBatch], learned: Sequence[Tensor], balance: float
+    ) -> RouterLosses | None:
+        """Begin the losses of routers; None without any. A pass without gradient counts the tokens of every expert first: their
+        shares are factors of every micro-batch's loss."""
+        about, choice = self._about_experts, self._pipeline.choice
+        if choice is None or not (balance or about.balance or about.small_logits):
+            return None
+
+        def nothing(number: int, found: Any) -> tuple[Tensor, None]:
+            return torch.zeros((), device=self._sharding.device), None
+
+        with choice.counting(self._sharding.device) as mine:
+            self._pipeline.through(micros, lambda hidden, row: (), nothing, learned=learned)
+        choice.losses = RouterLosses(
+            balance=about.balance + balance / choice.layers,
+            small_logits=about.small_logits,
+            counts=self._sharding.added(mine, of_routers=True).to(self._sharding.device),
+            chosen=choice.chosen,
+        )
+        return choice.losses
 
     def begin_step(self) -> None:
         self._count.steps += 1

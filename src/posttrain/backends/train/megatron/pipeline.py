@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posttrain.backends.torch_training.memory import Cutter, is_out_of_memory
 from posttrain.backends.torch_training.sharding import Row
-from posttrain.backends.train.megatron.expert_choice import ExpertChoice
+from posttrain.backends.train.megatron.expert_choice import ExpertChoice, Passing
 from posttrain.backends.train.megatron.model import run
 from posttrain.backends.train.megatron.parts import ModelParts
 from posttrain.backends.train.megatron.sharding import MegatronSharding
@@ -54,10 +54,17 @@ class Pipeline:
         return self.sharding.deal(whole, [self.cutter.tokens(batch, rows) for rows in whole])
 
     def through(
-        self, micros: Sequence[SequenceBatch], scores: Scores, finish: Finish, *, backward: bool = False
+        self,
+        micros: Sequence[SequenceBatch],
+        scores: Scores,
+        finish: Finish,
+        *,
+        backward: bool = False,
+        learned: Sequence[Tensor] | None = None,
     ) -> list[Any]:
         """Run the micro-batches through the pipeline, and backward if requested.
 
+        Args: learned [b] bool of each micro-batch, the rows at whose responses losses of routers look.
         Returns: the values kept by ``finish``, on the last stage; elsewhere nothing.
         Raises: RunStopped when a micro-batch does not fit into memory.
         """
@@ -67,9 +74,9 @@ class Pipeline:
             packed = pack(
                 micros[number], self.sharding.device, share_prompts=self.cutter.share_prompts, padded=self.padded
             )
-            row = self.sharding.row(packed)
+            row = self.sharding.row(packed, None if learned is None else packed.of_responses(learned[number]))
             if self.choice:
-                self.choice.prepare(number, row.experts, learns=backward)
+                self.choice.prepare(number, Passing(row.experts, row.counted), learns=backward)
 
             def last(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
                 loss, kept = finish(number, [self._unpacked(each, row, packed) for each in scores(hidden[0], row)])

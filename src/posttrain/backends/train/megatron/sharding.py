@@ -128,12 +128,18 @@ class MegatronSharding(Sharding):
     def beside(self, options: Mapping[str, Any], role: str) -> MegatronSharding:
         return self
 
-    def row(self, packed: PackedSequences) -> Row:
-        """Return the tokens of this rank's context-parallel slice, padded at the end; padding is ignored."""
+    def row(self, packed: PackedSequences, counted: Tensor | None = None) -> Row:
+        """Return the tokens of this rank's context-parallel slice, padded at the end; padding is ignored.
+
+        Args: counted [N] bool, the tokens at which losses of routers look.
+        """
         share = self.tensor if self.sequence_parallel else 1
         filling = -len(packed.token_ids) % (share * self.sequence)
         filling += self._more_tokens(len(packed.token_ids) + filling)
         token_ids, position_ids = (pad(values, (0, filling)) for values in (packed.token_ids, packed.position_ids))
+        counted = None if counted is None else pad(counted, (0, filling))
+        # Padding has no experts
+        experts = None if packed.experts is None else pad(packed.experts, (0, 0, 0, 0, 0, filling), value=-1)
         layout: Any = shared_layout([*packed.groups, *([(filling, ())] if filling else [])], packed.token_ids.device)
         if self.sequence == 1:
             return Row(
@@ -142,7 +148,8 @@ class MegatronSharding(Sharding):
                 layout=layout,
                 predicting=packed.predicting,
                 targets=packed.targets,
-                experts=None if packed.experts is None else self._of_my_tokens(packed.experts, filling),
+                experts=self._of_my_routers(experts),
+                counted=self._of_my_routers(counted),
             )
         length = len(token_ids) // self.sequence
         first = self.context_group.rank() * length
@@ -157,12 +164,14 @@ class MegatronSharding(Sharding):
             predicting=packed.predicting[scored] - first if len(places) else scored,
             targets=packed.targets[scored],
             places=places,
+            counted=self._of_my_routers(None if counted is None else counted[here]),
         )
 
-    def _of_my_tokens(self, experts: Tensor, filling: int) -> Tensor:
-        """Return the experts of the tokens that this rank's routers see, [n, layers, chosen]; padding has none (-1)."""
-        whole = pad(experts, (0, 0, 0, 0, 0, filling), value=-1)
-        return whole.chunk(self.tensor)[self.tensor_group.rank()] if self.sequence_parallel else whole
+    def _of_my_routers(self, values: Tensor | None) -> Tensor | None:
+        """Return the part of a slice's values, [n, ...], of the tokens that this rank's routers see."""
+        if values is None or not self.sequence_parallel:
+            return values
+        return values.chunk(self.tensor)[self.tensor_group.rank()]
 
     def of_all_tokens(self, values: Tensor) -> Tensor:
         """Gather values of the tokens that each rank's routers see, [n, ...], to those of the row, on the CPU."""
@@ -172,10 +181,13 @@ class MegatronSharding(Sharding):
         dist.all_gather(parts, values.contiguous(), group=self.tensor_group)
         return torch.cat(parts).cpu()
 
-    def added(self, values: Tensor) -> Tensor:
-        """Add values over all ranks, those of one tensor-parallel rank of each group, on the CPU."""
+    def added(self, values: Tensor, *, of_routers: bool = False) -> Tensor:
+        """Add values over all ranks, those of one tensor-parallel rank of each group, on the CPU.
+
+        Args: of_routers: values of the tokens that each rank's routers see, which a group may share out.
+        """
         out = values.to(self.device)
-        if self.tensor_group.rank() != 0:
+        if self.tensor_group.rank() != 0 and not (of_routers and self.sequence_parallel):
             out.zero_()
         dist.all_reduce(out)
         return out.cpu()

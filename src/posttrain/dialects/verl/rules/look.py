@@ -6,7 +6,9 @@ from typing import Any
 
 from posttrain.dialects.ledger import LATER
 from posttrain.dialects.reader import Reader
+from posttrain.plan.engines.megatron.experts import BALANCE, KIND
 
+_OVERRIDES = "override_transformer_config"
 # Our size of a group -> Megatron's name
 MEGATRONS_SIZES = {
     "tensor_parallel": "tensor_model_parallel_size",
@@ -53,7 +55,19 @@ def megatron_options(keys: Reader, section: str) -> dict[str, Any]:
     """Megatron's settings of a role without its sizes, and without those that rules or other rows read."""
     apart = {*MEGATRONS_SIZES.values(), "router_replay", "qat", "_target_"}
     given = keys.section(f"{section}.megatron").items()
-    return {name: value for name, value in given if name not in apart and value is not None}
+    found = {name: value for name, value in given if name not in apart and value is not None}
+    return balanced_as_in_verl(keys, f"{section}.megatron", found)
+
+
+def balanced_as_in_verl(keys: Reader, section: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Leave the weight of Megatron's balance loss out of the options, unless they name its kind: verl's own is none."""
+    inside = options.get(_OVERRIDES)
+    if not isinstance(inside, dict) or not inside.get(BALANCE) or inside.get(KIND) is not None:
+        return options
+    kind = f"+{section}.{_OVERRIDES}.{KIND}=aux_loss"
+    why = f"verl's models have {KIND}=none, and so no loss that balances experts; {kind} gives them one"
+    keys.ignore(f"{section}.{_OVERRIDES}.{BALANCE}", why)
+    return options | {_OVERRIDES: {name: value for name, value in inside.items() if name != BALANCE}}
 
 
 def divisors_around(number: int, near: int) -> tuple[int, int]:

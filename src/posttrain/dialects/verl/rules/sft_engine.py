@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.engine_schedules import OWN, ignore_others, schedule_of
-from posttrain.dialects.verl.rules.look import get
+from posttrain.dialects.verl.rules.look import balanced_as_in_verl, get
 from posttrain.dialects.verl.rules.optimizer import MEMORY_OF_MEGATRON, OPTIMIZERS, STYLES
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, TORCHTITAN, TURBO, VEOMNI
 from posttrain.plan.engine import engine_called
@@ -137,6 +137,7 @@ def _options(keys: Reader, only: tuple[str, ...] = ()) -> dict[str, Any]:
         for name, value in keys.section("engine").items()
         if name not in known | _NO_OPTIONS and value is not None and not name.startswith("_")
     }
+    options = balanced_as_in_verl(keys, "engine", options)
     return {f"policy.engine_options.{name}": value for name, value in options.items() if not only or name in only}
 
 

@@ -27,6 +27,7 @@ class MegatronPlan(EnginePlan):
     peer_names: ClassVar[tuple[str, ...]] = ("megatron",)
     shares_out: ClassVar[bool] = True
     replays_experts: ClassVar[bool] = True
+    balances_experts: ClassVar[bool] = True
     splits_layers: ClassVar[bool] = True
     splits_sequences: ClassVar[bool] = True
     takes_any_model: ClassVar[bool] = False

@@ -14,7 +14,6 @@ from posttrain.plan.engines.megatron.models import (
     has_no_experts,
     model_problems,
     options_without_experts,
-    planned_options,
 )
 from posttrain.plan.engines.megatron.options import DISTRIBUTED, megatron_settings, virtual_options
 
@@ -53,8 +52,6 @@ def problems(config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
 
 def unsupported(config: TrainingConfig, learners: Learners) -> Iterator[Problem]:
     """Yield what can be planned and not run."""
-    for role, section in learners:
-        yield from planned_options(section.engine_options, starts_from(config, role), role=role)
     if len(learners) > 1:
         yield from _unlike(config)
 

@@ -17,7 +17,10 @@ DISPATCHERS = ("alltoall", "allgather")
 EXPERTS_OVER, ONE_EXPERT_OVER = "expert_model_parallel_size", "expert_tensor_parallel_size"
 DISPATCHER, GROUPED, FROZEN = "moe_token_dispatcher_type", "moe_grouped_gemm", "freeze_moe_router"
 ROUTER_DTYPE, RECOMPUTED_LAYER, BALANCE = "moe_router_dtype", "moe_layer_recompute", "moe_aux_loss_coeff"
-SMALL_LOGITS = "moe_z_loss_coeff"
+SMALL_LOGITS, KIND = "moe_z_loss_coeff", "moe_router_load_balancing_type"
+Balancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
+SINKHORN = "sinkhorn"
+_WITHOUT_LOSS = {SINKHORN, "none"}
 FLEX = "flex"  # Megatron's name for the kernels of DeepEP, which move the same tokens
 # Options that say something about experts alone, and are read here; those that are not, and why.
 EXPERT_OPTIONS = (
@@ -31,7 +34,7 @@ EXPERT_OPTIONS = (
     BALANCE,
     SMALL_LOGITS,
 )
-_WHERE_THEY_GO = "tokens go where the model's own router sends them"
+WHERE_THEY_GO = "tokens go where the model's own router sends them"
 _NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine"
 
 
@@ -52,15 +55,17 @@ class ExpertOptions(Options):
     """Precision of routers; null: that of the layers."""
     moe_layer_recompute: bool = False
     """Recompute layers of experts in the backward pass."""
-    moe_aux_loss_coeff: float = 0.0
-    """Weight of the loss that balances experts; planned."""
-    moe_z_loss_coeff: float = 0.0
-    """Weight of the loss that keeps the routers' logits small; planned."""
-    moe_router_load_balancing_type: Any = ignored(_WHERE_THEY_GO)
-    moe_router_score_function: Any = ignored(_WHERE_THEY_GO)
-    moe_router_pre_softmax: Any = ignored(_WHERE_THEY_GO)
-    moe_router_enable_expert_bias: Any = ignored(_WHERE_THEY_GO)
-    moe_router_bias_update_rate: Any = ignored(_WHERE_THEY_GO)
+    moe_aux_loss_coeff: float = option(0.0, ge=0.0, fix="use 0.01")
+    """Weight of the loss that balances experts, of each layer: 1 where they are used evenly. Shares are those of the whole
+    mini-batch."""
+    moe_z_loss_coeff: float = option(0.0, ge=0.0, fix="use 0.001")
+    """Weight of the loss that keeps routers' logits small, of each layer: the squared logsumexp, mean over learned tokens."""
+    moe_router_load_balancing_type: Balancing | list[Balancing] | None = option(None, fix="use aux_loss or none")
+    """Kind of balancing. Without a loss, whatever its weight: none, sinkhorn; one loss over the mini-batch: the others, null."""
+    moe_router_score_function: Any = ignored(WHERE_THEY_GO)
+    moe_router_pre_softmax: Any = ignored(WHERE_THEY_GO)
+    moe_router_enable_expert_bias: Any = ignored(WHERE_THEY_GO)
+    moe_router_bias_update_rate: Any = ignored(WHERE_THEY_GO)
     moe_shared_expert_overlap: Any = ignored("shared experts are computed before tokens travel")
     moe_permute_fusion: Any = ignored(_NO_KERNELS)
     moe_enable_deepep: Any = ignored(f"{DISPATCHER} says how tokens travel: {' or '.join(DISPATCHERS)}")
@@ -77,6 +82,8 @@ class ExpertSettings:
     grouped: bool = False  # one product for all experts of a rank, instead of one after another
     router_dtype: str | None = None  # fp32 or fp64 of Megatron; None: that of the layers
     freeze_router: bool = False  # routers stay as they were loaded
+    balance: float = 0.0  # weight of the loss that balances experts, of each layer
+    small_logits: float = 0.0  # weight of the loss that keeps routers' logits small, of each layer
 
     def split(self, tensor: int) -> tuple[int, int]:
         """Return the ranks that share the experts, and one expert, where ``tensor`` share other matrices."""
@@ -97,7 +104,15 @@ def expert_settings(given: Mapping[str, Any], wheres: Mapping[str, str], problem
         grouped=bool(given.get(GROUPED)),
         router_dtype=given.get(ROUTER_DTYPE),
         freeze_router=bool(given.get(FROZEN)),
+        balance=0.0 if balances_none(given) else given.get(BALANCE, 0.0),
+        small_logits=given.get(SMALL_LOGITS, 0.0),
     )
+
+
+def balances_none(given: Mapping[str, Any]) -> bool:
+    """Return True when the kind of balancing, as Megatron reads it, has no loss."""
+    kinds = given.get(KIND)
+    return kinds is not None and set(kinds if isinstance(kinds, list) else [kinds]) <= _WITHOUT_LOSS
 
 
 def expert_problems(

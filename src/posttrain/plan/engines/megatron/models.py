@@ -11,20 +11,16 @@ from typing import Any
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_that
 from posttrain.plan.engines.megatron.experts import (
-    BALANCE,
     EXPERT_FAMILIES,
     EXPERT_OPTIONS,
     EXPERTS_OVER,
     ONE_EXPERT_OVER,
-    SMALL_LOGITS,
     expert_problems,
 )
 from posttrain.plan.engines.megatron.options import CHUNKS, SPLIT, MegatronSettings, flat_options
 from posttrain.plan.experts import expert_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_FAMILIES)  # Hugging Face's model_type
-# Planned features, requested by a value above 0: name -> feature.
-PLANNED = {BALANCE: "no loss balances the experts yet", SMALL_LOGITS: "no loss keeps the routers' logits small yet"}
 
 
 def unsupported(text: Mapping[str, Any]) -> str | None:
@@ -137,21 +133,6 @@ def _unequal(layers: int, stages: int, settings: MegatronSettings) -> str | None
         stretches = settings.virtual
         return f"{uneven} in a stage, in {stretches} virtual stages: {uneven} / {stretches} = {uneven / stretches:.4g}"
     return None
-
-
-def planned_options(options: Mapping[str, Any], path: str, *, role: str = "policy") -> list[Problem]:
-    """Report options valid for the model in a folder, but not built yet."""
-    if has_no_experts(path):
-        return []  # options_without_experts tells them
-    return [
-        Problem(
-            f"{name}={value}: {PLANNED[name]}; this version cannot run it",
-            fix=f"use {where}=0",
-            field=where,
-        )
-        for name, (where, value) in flat_options(options, f"{role}.engine_options").items()
-        if name in PLANNED and value
-    ]
 
 
 def options_without_experts(options: Mapping[str, Any], path: str, *, role: str = "policy") -> list[str]:

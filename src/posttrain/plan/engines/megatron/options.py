@@ -14,11 +14,16 @@ from pydantic import Strict
 
 from posttrain.errors import Problem
 from posttrain.plan.engines.megatron.experts import (
+    BALANCE,
     DISPATCHER,
     FLEX,
+    KIND,
     RECOMPUTED_LAYER,
+    SINKHORN,
+    WHERE_THEY_GO,
     ExpertOptions,
     ExpertSettings,
+    balances_none,
     expert_settings,
 )
 from posttrain.plan.options import Reading, ignored, ignored_options, option, read_options
@@ -35,6 +40,7 @@ CHUNKS, _LAYERS_PER_CHUNK = "virtual_pipeline_model_parallel_size", "num_layers_
 NESTED = ("override_transformer_config", "additional_configs", "transformer_config_kwargs")
 DISTRIBUTED = "use_distributed_optimizer"
 _NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine and Apex"
+_NO_8_BITS = "products are computed in model.compute_dtype, which is more exact"
 _OWN_FILES = "weights come from and go to Hugging Face folders, which every engine reads"
 _STAYS = "weights and gradients stay where they are between phases"
 _MESSAGES = "messages between devices are sent when they are due, and waited for"
@@ -129,6 +135,10 @@ class TransformerOptions(ExpertOptions):
     use_fused_rotary_pos_emb: Any = ignored(_NO_KERNELS)
     use_fused_mhc: Any = ignored(_NO_KERNELS)
     apply_dsa_kernel_fusion: Any = ignored(_NO_KERNELS)
+    fp8: Any = ignored(_NO_8_BITS)
+    fp8_recipe: Any = ignored(_NO_8_BITS)
+    fp8_param: Any = ignored(_NO_8_BITS)
+    fp8_param_gather: Any = ignored(_NO_8_BITS)
 
 
 class MegatronOptions(TransformerOptions):
@@ -184,6 +194,10 @@ def megatron_settings(options: Mapping[str, Any], *, role: str = "policy") -> Re
         problems.append(Problem(what, fix=fix, field=wheres[_LAYERS_PER_CHUNK]))
     if given.get(DISPATCHER) == FLEX:
         warnings.append(f"{wheres[DISPATCHER]}={FLEX} has no effect: tokens travel by alltoall, to the same experts")
+    if given.get(BALANCE) and balances_none(given):
+        warnings.append(f"{wheres[BALANCE]} has no effect: {wheres[KIND]} asks for no loss")
+    if SINKHORN in (given.get(KIND) or ()):
+        warnings.append(f"{wheres[KIND]}: {SINKHORN} has no effect: {WHERE_THEY_GO}")
     settings = MegatronSettings(
         sequence_parallel=given.get("sequence_parallel", True),
         recompute=_recompute(given, wheres, problems, warnings),

@@ -51,12 +51,8 @@ def test_what_is_wrong(policy: dict[str, Any], sections: dict[str, Any], said: s
     [
         (TWO | {"engine_options": {"expert_model_parallel_size": 1}}, {}, ""),
         (TWO | {"engine_options": {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}}, {}, ""),
-        (TWO | {"engine_options": {"moe_aux_loss_coeff": 0.01}}, {}, "no loss balances the experts yet"),
-        (
-            TWO,
-            PPO | {"critic": TWO | {"engine_options": {"moe_aux_loss_coeff": 1}}},
-            "no loss balances the experts yet",
-        ),
+        (TWO | {"engine_options": {"moe_aux_loss_coeff": 0.01}}, {}, ""),
+        (TWO, PPO | {"critic": TWO | {"engine_options": {"moe_z_loss_coeff": 1}}}, ""),
         (
             TWO,
             PPO | {"critic": TWO | {"engine_options": {"expert_tensor_parallel_size": 1}}},

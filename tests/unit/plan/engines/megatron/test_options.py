@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.plan.engines.megatron.experts import ExpertSettings
-from posttrain.plan.engines.megatron.models import model_problems, options_without_experts, planned_options, unsupported
+from posttrain.plan.engines.megatron.models import model_problems, options_without_experts, unsupported
 from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings, virtual_stages
 
 LLAMA = {
@@ -141,13 +141,21 @@ def test_what_has_no_effect_is_told(options: dict[str, Any], said: str) -> None:
     assert megatron_settings(dict.fromkeys(options))[2] == []  # null asks for nothing
 
 
-def test_what_is_planned(tmp_path: Path) -> None:
-    (problem,) = planned_options({"additional_configs": {"moe_aux_loss_coeff": 0.01}}, "x")
-    assert "moe_aux_loss_coeff=0.01" in problem.what and "this version cannot run it" in problem.what
-    assert problem.field == "policy.engine_options.additional_configs.moe_aux_loss_coeff"
-    assert planned_options({"moe_aux_loss_coeff": 0.0}, "x") == planned_options({"moe_aux_loss_coeff": None}, "x") == []
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))  # without experts it has no effect, and is told so
-    assert planned_options({"moe_aux_loss_coeff": 0.01}, str(tmp_path)) == []
+def test_losses_of_routers() -> None:
+    given = {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}
+    found = settings(additional_configs=given).experts
+    assert (found.balance, found.small_logits) == (0.01, 0.001)
+    for kind in ("aux_loss", "seq_aux_loss", "global_aux_loss", ["none", "aux_loss"]):
+        assert settings(**given, moe_router_load_balancing_type=kind).experts == found
+    for kind in ("none", "sinkhorn", ["none"]):
+        read, problems, told = megatron_settings(given | {"moe_router_load_balancing_type": kind})
+        assert not problems and (read.experts.balance, read.experts.small_logits) == (0.0, 0.001)
+        assert told == [
+            "policy.engine_options.moe_aux_loss_coeff has no effect: "
+            "policy.engine_options.moe_router_load_balancing_type asks for no loss"
+        ]
+    wrong = {"moe_aux_loss_coeff": -1, "moe_z_loss_coeff": -1, "moe_router_load_balancing_type": "aux_los"}
+    assert [problem.field.rpartition(".")[2] for problem in megatron_settings(wrong)[1]] == [*wrong]
 
 
 def test_options_of_experts() -> None:
