@@ -218,3 +218,41 @@ def test_megatrons_loss_that_balances_experts_asks_for_its_kind() -> None:
     assert told.asks and "moe_router_load_balancing_type=aux_loss gives them one" in told.reason
     named = config(*asked, f"+{section}.moe_router_load_balancing_type=aux_loss")
     assert named.policy.engine_options["override_transformer_config"]["moe_aux_loss_coeff"] == 0.01
+
+
+def test_a_critic_on_megatron_is_split_as_the_policy_beside_it() -> None:
+    sizes = {"tensor": 2, "pipeline": 2}
+    asked = [f"{A}.megatron.{name}_model_parallel_size={size}" for name, size in sizes.items()]
+    ppo = [*BASE, f"{A}.strategy=megatron", "critic.strategy=megatron", "algorithm.adv_estimator=gae", *asked,
+           "critic.ppo_micro_batch_size_per_gpu=1"]  # fmt: skip
+    loaded = read_config(None, ppo, "verl")
+    assert not loaded.problems and not any("critic" in problem.what for problem in loaded.unsupported)
+    critic = loaded.config.critic
+    assert (critic.tensor_parallel, critic.pipeline_parallel) == (2, 2)
+    assert [text for text in loaded.warnings if "the critic is split as the policy is" in text] == [
+        "critic.megatron.tensor_model_parallel_size, critic.megatron.pipeline_model_parallel_size: the critic is split as "
+        "the policy is, on whose devices it is trained; that changes no number"
+    ]
+    same = [f"critic.megatron.{name}_model_parallel_size={size}" for name, size in sizes.items()]
+    told = read_config(None, [*ppo, *same], "verl").warnings
+    assert not any("split as the policy" in text for text in told)
+
+
+@pytest.mark.parametrize("entry", ["train", "sft"])
+def test_settings_that_only_verls_own_file_holds_are_no_options_of_an_engine(tmp_path: Path, entry: str) -> None:
+    """verl's files get further settings of Megatron; what a launch itself writes is still compared with the known ones."""
+    file = tmp_path / "verl/trainer/config" / ("ppo_trainer.yaml" if entry == "train" else "sft_trainer_engine.yaml")
+    file.parent.mkdir(parents=True)
+    if entry == "train":
+        file.write_text("actor_rollout_ref: {actor: {strategy: megatron, megatron: {brand_new: 3}}}\n")
+        section, asked = f"{A}.megatron", list(BASE)
+    else:
+        file.write_text("engine: {strategy: megatron, brand_new: 3}\nmodel: {path: x}\ndata: {train_files: x}\n")
+        section, asked = "engine", ["trainer.n_gpus_per_node=2"]
+    loaded = read_config(str(file), asked, "verl")
+    assert "brand_new" not in loaded.config.policy.engine_options
+    (told,) = [one for one in loaded.ignored if one.key == f"{section}.brand_new"]
+    assert not told.asks and "the engine megatron has no such setting" in told.reason
+    assert not any("brand_new" in str(problem) for problem in loaded.problems)
+    written = read_config(str(file), [*asked, f"+{section}.brand_newer=3"], "verl")
+    assert any("has no option brand_newer" in str(problem) for problem in written.problems)

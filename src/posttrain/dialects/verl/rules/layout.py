@@ -11,6 +11,7 @@ from posttrain.dialects.verl.rules.look import MEGATRONS_SIZES, engine_options, 
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
 from posttrain.dialects.verl.strategies import MEGATRON, MINDSPEED, OTHERS, SECTIONS, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
+from posttrain.plan.engines.megatron.experts import EXPERTS_OVER, ONE_EXPERT_OVER
 
 # Parallel sizes here, and Megatron's names for them
 TEACHERS = "distillation"  # the section with the pool of all teachers
@@ -41,6 +42,8 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
     critic_split = actor_split
     if has_critic:
         critic_split = _role(keys, fields, "critic", "critic", "critic.model", devices)
+        if keys[f"{ACTOR}.strategy"] == keys["critic.strategy"] == MEGATRON:
+            critic_split = _as_the_policy_is(keys, fields, actor_split, critic_split)
     apart = _pools(keys, fields, devices, has_critic=has_critic)
     fields |= _sampler(keys, len(apart.get("rollout", range(devices))))
     return Layout(
@@ -174,6 +177,29 @@ def _role(keys: Reader, fields: dict[str, Any], role: str, section: str, model: 
             fix=f"use {model}.use_remove_padding=True, or {ulysses}=1",
         )
     return split, shared
+
+
+def _as_the_policy_is(
+    keys: Reader, fields: dict[str, Any], policy: tuple[int, int], critic: tuple[int, int]
+) -> tuple[int, int]:
+    """Split the critic as the policy, beside which it lies: megatron-core's groups exist once in a process, and no number depends
+    on them. Returns devices per copy, and those that share a sequence."""
+    place = f"critic.{MINDSPEED if keys.written(f'critic.{MINDSPEED}') else MEGATRON}"
+    ours, theirs = (fields[f"{role}.engine_options"] for role in ("critic", "policy"))
+    different = [name for name in MEGATRONS_SIZES if fields[f"critic.{name}"] != fields[f"policy.{name}"]]
+    split = [f"{place}.{MEGATRONS_SIZES[name]}" for name in different]
+    split += [f"{place}.{name}" for name in (EXPERTS_OVER, ONE_EXPERT_OVER) if ours.get(name) != theirs.get(name)]
+    if not split:
+        return critic
+    fields |= {f"critic.{name}": fields[f"policy.{name}"] for name in different}
+    fields["critic.engine_options"] = {
+        **{name: value for name, value in ours.items() if name not in (EXPERTS_OVER, ONE_EXPERT_OVER)},
+        **{name: theirs[name] for name in (EXPERTS_OVER, ONE_EXPERT_OVER) if name in theirs},
+    }
+    keys.warn(
+        f"{', '.join(split)}: the critic is split as the policy is, on whose devices it is trained; that changes no number"
+    )
+    return policy
 
 
 def _has_all(keys: Reader, devices: int) -> bool:

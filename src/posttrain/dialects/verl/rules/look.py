@@ -6,6 +6,8 @@ from typing import Any
 
 from posttrain.dialects.ledger import LATER
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.verl.strategies import MEGATRON
+from posttrain.plan.engine import engine_plan
 from posttrain.plan.engines.megatron.experts import BALANCE, KIND
 
 _OVERRIDES = "override_transformer_config"
@@ -56,7 +58,23 @@ def megatron_options(keys: Reader, section: str) -> dict[str, Any]:
     apart = {*MEGATRONS_SIZES.values(), "router_replay", "qat", "_target_"}
     given = keys.section(f"{section}.megatron").items()
     found = {name: value for name, value in given if name not in apart and value is not None}
-    return balanced_as_in_verl(keys, f"{section}.megatron", found)
+    place = f"{section}.megatron"
+    return balanced_as_in_verl(keys, place, without_new_ones(keys, place, found, MEGATRON))
+
+
+def without_new_ones(keys: Reader, section: str, options: dict[str, Any], engine: str) -> dict[str, Any]:
+    """Leave out what the engine does not know and a checkout's own file alone asks for: verl's files get further settings, and
+    their values there ask for nothing."""
+    kind = engine_plan(engine).options
+    if kind is None:
+        return options
+    kept = {}
+    for name, value in options.items():
+        if name in kind.model_fields or not keys.of_checkout(f"{section}.{name}"):
+            kept[name] = value
+        else:
+            keys.ignore(f"{section}.{name}", f"verl's own file has it, and the engine {engine} has no such setting")
+    return kept
 
 
 def balanced_as_in_verl(keys: Reader, section: str, options: dict[str, Any]) -> dict[str, Any]:

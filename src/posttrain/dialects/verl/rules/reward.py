@@ -311,6 +311,8 @@ def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
     }
     if keys[f"{_MODEL}.strategy"] in SHARDED and layout.reward_model_devices > 1:
         fields |= {f"{ours}.engine": SHARDED[0]} | engine_options(keys, _SHARDS, f"{ours}.engine_options")
+        if smallest := get(keys, f"{_SHARDS}.min_num_params"):  # the earlier name
+            fields[f"{ours}.engine_options.wrap_policy.min_num_params"] = smallest
     else:
         for row in keys.ledger.rows:
             if row.name.startswith(f"{_SHARDS}.") and not row.name.endswith("param_offload"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.engine_schedules import OWN, ignore_others, schedule_of
-from posttrain.dialects.verl.rules.look import balanced_as_in_verl, get
+from posttrain.dialects.verl.rules.look import balanced_as_in_verl, get, without_new_ones
 from posttrain.dialects.verl.rules.optimizer import MEMORY_OF_MEGATRON, OPTIMIZERS, STYLES
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, TORCHTITAN, TURBO, VEOMNI
 from posttrain.plan.engine import engine_called
@@ -120,16 +120,17 @@ def engine_layout(keys: Reader, devices: int) -> dict[str, Any]:
         key = next(key for key in sizes.values() if get(keys, key, 1) > 1)
         keys.problem(what, key=key, fix="use sizes whose product divides the devices")
     if strategy in SHARDED or strategy == MEGATRON:
-        return fields | {"policy.engine": engine_called(strategy, devices=devices)} | _options(keys)
+        engine = engine_called(strategy, devices=devices)
+        return fields | {"policy.engine": engine} | _options(keys, engine)
     splits_layers = any(fields.get(f"policy.{name}", 1) > 1 for name in ("tensor_parallel", "pipeline_parallel"))
     fields["policy.engine"] = engine_called(MEGATRON if splits_layers else SHARDED[0], devices=devices)
     for name in keys.section("engine"):
         if name not in (*_NO_OPTIONS, *_OPTIONS_OF_OTHERS) and f"engine.{name}" not in sizes.values():
             keys.ignore(f"engine.{name}", f"it sets speed or memory of {strategy}, whose numbers the engine here gives")
-    return fields | (_options(keys, _OPTIONS_OF_OTHERS) if not splits_layers else {})
+    return fields | (_options(keys, fields["policy.engine"], _OPTIONS_OF_OTHERS) if not splits_layers else {})
 
 
-def _options(keys: Reader, only: tuple[str, ...] = ()) -> dict[str, Any]:
+def _options(keys: Reader, engine: str, only: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the options of our engine: all that the section holds besides its known keys, or the ``only`` ones."""
     known = {row.name.rpartition(".")[2] for row in keys.ledger.rows if row.name.startswith("engine.")} - {"**"}
     options = {
@@ -137,7 +138,7 @@ def _options(keys: Reader, only: tuple[str, ...] = ()) -> dict[str, Any]:
         for name, value in keys.section("engine").items()
         if name not in known | _NO_OPTIONS and value is not None and not name.startswith("_")
     }
-    options = balanced_as_in_verl(keys, "engine", options)
+    options = balanced_as_in_verl(keys, "engine", without_new_ones(keys, "engine", options, engine))
     return {f"policy.engine_options.{name}": value for name, value in options.items() if not only or name in only}
 
 
