@@ -9,6 +9,7 @@ from typing import Any
 
 from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.build.fits import check_rows_fit
+from posttrain.build.generation_copies import copies_of, sample_on_copies
 from posttrain.build.plans import sampling_params
 from posttrain.config.generate import GenerateConfig
 from posttrain.config.shown import shown
@@ -51,9 +52,10 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
         tokenizer = load_tokenizer(config.model)
         rows = load_generation(config.data, tokenizer, load_processor(config.model, tokenizer, config.data))
         check_rows_fit(config, rows.prompts)
+        request = request_of(config)
         parts = Parts(
             out,
-            request_of(config),
+            request,
             column=config.output.column,
             rows=len(rows.prompts),
             rows_per_part=config.output.rows_per_part,
@@ -65,14 +67,22 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
             on_plan(len(rows.prompts), len(rows.prompts), [f"{out} is complete already; --overwrite makes it again"])
             return False
         parts.check()
-        engine, device = start_sampler(config, tokenizer)
+        copies = copies_of(config)
+        if copies > 1:
+            where = f"{copies} copies of the sampler, a process each"
+        else:
+            engine, device = start_sampler(config, tokenizer)
+            where = str(device)
         parts.begin()
         missing = sum(len(parts.rows_of(part)) for part in parts.missing())
-        on_plan(len(rows.prompts), len(rows.prompts) - missing, [*notes, f"sampling on {device}", *rows.notes])
+        on_plan(len(rows.prompts), len(rows.prompts) - missing, [*notes, f"sampling on {where}", *rows.notes])
         sampling = sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed)
         try:
             with StopSignal() as stop:
-                generate.run(engine, rows.prompts, sampling, parts, stop=stop, on_work=on_work)
+                if copies > 1:
+                    sample_on_copies(config, copies, parts, request, stop=stop, on_work=on_work)
+                else:
+                    generate.run(engine, rows.prompts, sampling, parts, stop=stop, on_work=on_work)
         except GraceOver:
             raise RunInterrupted(
                 f"stopped in the middle of a part, which is sampled again; finished rows are kept in {parts.folder}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +35,20 @@ def run_parts(
     on_work: OnWork,
     failure: str,
     again: str,
+    only: Collection[int] | None = None,
 ) -> None:
     """Sample every part that is not done yet, and keep each as soon as it is.
 
-    Args: failure, what the stop is about ("responses failed"), behind their number; again, what a further start does.
+    Args: failure, what the stop is about ("responses failed"), behind their number; again, what a further start does;
+        only, the parts to sample; None: all.
     Raises: RunInterrupted when a signal asks to stop; the part under way is left, and sampled again when started again.
         RunStopped at the end, or after MAX_FAILED_PARTS parts in a row, when the sampler failed in some of them.
     """
     lost: list[Trajectory] = []
     in_a_row = 0
     for part in parts.missing():
+        if only is not None and part not in only:
+            continue
         rows = parts.rows_of(part)
 
         def on_tokens(tokens: int) -> None:

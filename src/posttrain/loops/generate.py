@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.loops.by_parts import OnTokens, OnWork, Sampled, run_parts
@@ -20,8 +20,9 @@ def run(
     *,
     stop: StopSignal,
     on_work: OnWork,
+    only: Collection[int] | None = None,
 ) -> None:
-    """Sample every part that is not done yet, and keep each as soon as it is.
+    """Sample every part that is not done yet, or the ``only`` ones of them, and keep each as soon as it is.
 
     A part is always sampled as a whole, with the same neighbours: what a row gets does not depend on where a run was broken
     off, down to the last bit. A part in which a server left responses out is not kept, because a response that is not there is
@@ -35,4 +36,4 @@ def run(
         lost = [one for group in groups for one in group.trajectories if one.stop_reason is StopReason.FAILED]
         return Sampled([[one.text for one in group.trajectories] for group in groups], lost)
 
-    run_parts(parts, prompts, sample, stop=stop, on_work=on_work, failure="responses failed", again="sample")
+    run_parts(parts, prompts, sample, stop=stop, on_work=on_work, failure="responses failed", again="sample", only=only)

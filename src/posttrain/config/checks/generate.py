@@ -33,6 +33,10 @@ def check(config: GenerateConfig) -> list[Problem]:
     if "://" in output.file:
         what = f"{output.file} is not on this machine"
         problems.append(Problem(what, fix="name a local file, and upload it afterwards", field="output.file"))
+    size, devices = config.rollout.tensor_parallel, config.placement.devices
+    if engine != "native" and not config.rollout.endpoints and devices % size and devices > 1:
+        what = f"{devices} devices do not divide into copies of the sampler on {size} each"
+        problems.append(Problem(what, fix=f"use {size} devices, or a multiple", field="placement.devices"))
     if not output.column.strip():
         problems.append(Problem("the column of the responses has no name", field="output.column"))
     inputs = {Path(file).expanduser().absolute() for file in config.data.files}
@@ -67,7 +71,7 @@ def warnings_of(config: GenerateConfig) -> list[str]:
 def unsupported(config: GenerateConfig) -> list[Problem]:
     """Report valid settings that are planned but not built yet."""
     problems = missing_sampler(config.rollout)
-    if config.placement.devices > 1:
-        what = f"a run on {config.placement.devices} devices is planned; this version runs on one"
-        problems.append(Problem(what, fix="use placement.devices=1", field="placement.devices"))
+    if config.placement.nodes > 1 and not config.rollout.endpoints:
+        what = f"a generation on {config.placement.nodes} machines is planned; this version runs on the devices of one"
+        problems.append(Problem(what, fix="use placement.nodes=1", field="placement.nodes"))
     return problems
