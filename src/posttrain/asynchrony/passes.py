@@ -71,6 +71,7 @@ class Joining(NamedTuple):
 
     version: int  # of the weights that it got
     awaited: Awaited
+    rested: Mapping[int, int]  # passes of the samplers that rested for these weights, by number
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,14 @@ class Passes:
         synced = set()
         choices = Counter[int]()  # made so far, by step
         latest: dict[str, Place] = {}  # by request
+        rested: dict[int, int] = {}  # passes, by sampler, since weights were last sent
         now = most = 0
         for number, event in enumerate(events):
             awaited = Awaited(event["step"], choices[event["step"]])
             match event["event"]:
                 case "joined":
-                    orders[event["sampler"]], joined[event["sampler"]] = [], Joining(event["version"], awaited)
+                    joined[event["sampler"]] = Joining(event["version"], awaited, dict(rested))
+                    orders[event["sampler"]] = []
                     now += 1
                     most = max(most, now)
                 case "order":
@@ -110,6 +113,9 @@ class Passes:
                     choices[event["step"]] += 1
                 case "rest":
                     orders[event["sampler"]].append(Due("rest", event["pass"], awaited=awaited))
+                    rested[event["sampler"]] = event["pass"]
+                case "weights":
+                    rested.clear()
                 case "lost":
                     orders[event["sampler"]].append(Due("lost", event["pass"]))
                     now -= 1

@@ -176,12 +176,13 @@ class Fleet:
                 f"{len(self._crew.members())}: its orders name each of them; give it as many devices or servers"
             )
         here = {post.member for post in self._posts}
+        passes = {post.number: post.passes for post in self._posts}
         for member in self._crew.members():
             if member in here or member.trouble:
                 continue
             joined = self._again.joined.get(self._joined) if self._again else None
-            if self._again and (joined is None or joined.version != version):
-                continue  # it joined later in the recorded run, or not at all
+            if self._again and not (joined and joined.version == version and joined.rested.items() <= passes.items()):
+                continue  # it joined later in the recorded run, maybe with the same weights, or not at all
             script = self._again.post(self._joined) if self._again else None
             self._posts.append(Post(self._joined, member, script=script))
             self._record("joined", self._joined, {"version": version, "name": member.name})

@@ -148,6 +148,40 @@ def test_a_rest_for_a_sampler_that_joins_is_told_from_the_end_of_a_step() -> Non
     assert not fleet.takes_in(ended)
 
 
+def test_a_sampler_that_is_ready_sooner_joins_no_sooner_than_it_did() -> None:
+    """Recorded: sampler 1 joined while step 2 waited, with the weights that the end of step 1 had sent."""
+    schedule = [
+        {"step": 1, "event": "joined", "sampler": 0, "version": 0},
+        {"step": 1, "event": "weights", "sampler": 0, "version": 0},
+        {"step": 1, "event": "ready"},
+        {"step": 1, "event": "rest", "sampler": 0, "pass": 0},
+        {"step": 1, "event": "weights", "sampler": 0, "version": 2},
+        {"step": 1, "event": "synced"},
+        {"step": 2, "event": "order", "sampler": 0, "pass": 0, "sent": ["0/0"], "cancelled": []},
+        {"step": 2, "event": "rest", "sampler": 0, "pass": 1},
+        {"step": 2, "event": "joined", "sampler": 1, "version": 2},
+    ]
+    crew = Crew("a")
+    fleet = Fleet(
+        crew,  # type: ignore[arg-type]
+        SamplingParams(max_response_tokens=8),
+        hear=lambda: None,
+        record=lambda *more: None,
+        again=replace(Passes.of(schedule), most=1),
+    )
+    fleet.served(0, "hash")
+    crew.all.append(Sampler("b"))
+    assert fleet.at_rest()
+    fleet.served(2, "hash")
+    fleet.go()
+    assert fleet.samplers == 1  # its rest at pass 1 is still to come
+    fleet.submit(requests("0/0"))
+    fleet.wait(1.0)
+    assert fleet.takes_in(Awaited(2, 0)) and fleet.at_rest()
+    fleet.served(2, "hash")
+    assert fleet.samplers == 2
+
+
 def requests(*names: str) -> list[Request]:
     return [Request(name, (1,), 8) for name in names]
 
