@@ -91,8 +91,9 @@ def with_mask(batch: TrainBatch, mask: torch.Tensor) -> TrainBatch:
 
 
 def flops(model: Any, batch: TrainBatch) -> float:
-    """Of the matrix products of an update with prompts computed once: 2 per weight and token forward, twice that backward, the
-    head on scored tokens only and once more in the backward pass; attention's own products are left out."""
+    """Of the matrix products that an update needs, with prompts computed once: 2 per weight and token forward, twice that
+    backward, the head on scored tokens only. Attention's products and the tiles of the head that are multiplied once more
+    in the backward pass, because they were not kept, are left out."""
     head = model.get_output_embeddings().weight.numel()
     body = sum(
         p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and "lm_head" not in n
@@ -100,7 +101,7 @@ def flops(model: Any, batch: TrainBatch) -> float:
     sequences = batch.sequences
     prompts = {int(g): int(n) for g, n in zip(sequences.group_index, sequences.prompt_lengths, strict=True)}
     tokens = sum(prompts.values()) + int(sequences.response_lengths.sum())
-    return 6.0 * body * tokens + 8.0 * head * int(sequences.response_mask.sum())
+    return 6.0 * (body * tokens + head * int(sequences.response_mask.sum()))
 
 
 def matrix_peak(config: PreTrainedConfig, dtype: torch.dtype, device: str = "cpu", tokens: int = 2048) -> float:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kept_products import KeptProducts
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
+from posttrain.backends.rollout.native.neighbours import Neighbours, rotates_neighbours
 from posttrain.backends.rollout.native.packed_products import Product
 from posttrain.backends.rollout.native.parts import Attention, Layer, Reader, Rows, mlp_of, router_of, unknown_part
 from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
@@ -53,7 +54,13 @@ def unknown_parts(model: PreTrainedModel) -> str:
     if not parts or not any(hasattr(body, name) for name in NORMS):
         return f"{type(body).__name__} does not consist of embed_tokens, layers, norm and rotary_emb"
     reasons = (unknown_part(layer, head_dim_of(model)) for layer in body.layers)
-    return next((reason for reason in reasons if reason), "")
+    if reason := next((reason for reason in reasons if reason), ""):
+        return reason
+    attention = getattr(body.layers[0], "self_attn", None)
+    if model.config.get_text_config() is not model.config and rotates_neighbours(attention):
+        # Prompts with pictures go through the model's own modules, whose keys would be in another order.
+        return f"{type(attention).__name__} rotates neighbouring numbers, and the model takes pictures"
+    return ""
 
 
 def head_dim_of(model: PreTrainedModel) -> int:
@@ -99,6 +106,7 @@ class Decoder:
         # By layer: modules pass them in different ways, so the trial records them.
         self.attention_settings: dict[int, AttentionSettings] = {}
         self.kinds = _kinds(model)
+        self.neighbours = Neighbours.of(model)
         self.state_kernels, self.unused_state_kernels = self._load_state_kernels()
         self.layers: list[Layer] = []
         self.norm: Rows = _not_read
@@ -108,7 +116,15 @@ class Decoder:
         """Read the model's current weights; copies of those that have not changed are kept."""
         self.drop_weights()  # copies are then replaced one by one: there is no room for two
         self.products.begin()
-        reader = Reader(self.kernels, self.head_dim, self.clip, self.products, self.fewest_rows, self.state_kernels)
+        reader = Reader(
+            self.kernels,
+            self.head_dim,
+            self.clip,
+            self.products,
+            self.fewest_rows,
+            self.state_kernels,
+            self.neighbours,
+        )
         self.layers = [reader.layer(layer) for layer in self.body.layers]
         self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
         self.head = reader.product(self.model.get_output_embeddings())
@@ -179,6 +195,8 @@ class Decoder:
                 kinds = () if kind is None else (kind,)
                 its_cos, its_sin = self.body.rotary_emb(hidden[:, None], positions[:, None], *kinds)
                 rotated = its_cos.shape[-1]
+                if self.neighbours is not None:
+                    its_cos, its_sin = (self.neighbours.by_halves(each) for each in (its_cos, its_sin))
                 cos[..., :rotated] = its_cos
                 first, second = its_sin.chunk(2, dim=-1)
                 sin[..., :rotated] = torch.cat([-first, second], dim=-1)

@@ -26,7 +26,7 @@ def mixture(
 
     Args: router, the model's own, returns logits, weights [rows, chosen] and numbers of the chosen experts [rows, chosen];
         gate_up, down: products of each expert, of ``fewest_rows`` at least; shared: an expert for all rows, times the sigmoid of
-        its gate.
+        its gate where it has one.
     """
 
     def mixed(rows: Tensor) -> Tensor:
@@ -42,8 +42,9 @@ def mixture(
                 found[places] = down[expert](activation(gate_up[expert](rows[filled // each])))[:count]
         # Summed in float32 and rounded once
         output = (found.view(len(rows), each, -1) * weights[..., None].float()).sum(dim=1).to(rows.dtype)
-        if shared is not None and shared_gate is not None:
-            output += torch.sigmoid(shared_gate(rows)) * shared(rows)
+        if shared is not None:
+            common = shared(rows)
+            output += common if shared_gate is None else torch.sigmoid(shared_gate(rows)) * common
         return output
 
     return mixed

@@ -6,7 +6,6 @@ with the model itself before any of it is used (trial.py).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from torch.nn.functional import gelu
 
 from posttrain.backends.rollout.native.experts import mixture
 from posttrain.backends.rollout.native.kernels import PassKernels
+from posttrain.backends.rollout.native.neighbours import Neighbours, rotates_neighbours
 from posttrain.backends.rollout.native.packed_products import Product, Stack
 from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
 from posttrain.backends.rollout.native.state_kernels import StateKernels
@@ -59,7 +59,8 @@ DOWN = ("down_proj", "fc2", "c_proj")
 WITHOUT_MODULE = {"w1", "w3", "w2"}  # gate, up and down with a silu that is no module
 MLPS = ("mlp", "feed_forward")
 ROUTERS = ("gate", "router")
-SHARED = {"shared_expert", "shared_expert_gate"}
+# Of experts for all rows: times a gate's sigmoid, or as they are
+SHARED: tuple[set[str], ...] = ({"shared_expert", "shared_expert_gate"}, {"shared_experts"}, set())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,21 +129,14 @@ def unknown_part(layer: nn.Module, head_dim: int) -> str:
         if not known:
             parts = sorted(_parts(module)) if module is not None else []
             return f"{type(module).__name__} consists of {', '.join(parts) or 'nothing'}"
-    if attention is None or _rotates_halves(attention):
-        return ""
-    return f"{type(attention).__name__} rotates neighbouring numbers, not halves of a head"
+    if attention is not None and rotates_neighbours(attention) and _has_head_norms(attention):
+        return f"{type(attention).__name__} rotates neighbouring numbers of a head behind its norms"
+    return ""
 
 
 def mlp_of(layer: nn.Module) -> nn.Module | None:
     """Return the MLP of a layer; None where it has none of a known name."""
     return next((part for name, part in layer.named_children() if name in MLPS), None)
-
-
-def _rotates_halves(attention: Any) -> bool:
-    """Try the function that models have for it: a model with small weights would show the difference too little."""
-    rotate = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
-    x = torch.arange(1.0, 9.0)
-    return rotate is None or torch.equal(rotate(x), torch.cat([-x[4:], x[:4]]))
 
 
 def _parts(module: Any) -> set[str]:
@@ -170,6 +164,10 @@ def _is_attention(module: Any, head_dim: int) -> bool:
     return all(isinstance(weight, Tensor) and weight.dim() == 1 and len(weight) % head_dim == 0 for weight in norms)
 
 
+def _has_head_norms(attention: Any) -> bool:
+    return any(_parts(attention).issuperset(names) for names in HEAD_NORMS)
+
+
 def _norm_sets() -> tuple[set[str], ...]:
     return (set(), *(set(names) for names in HEAD_NORMS))
 
@@ -182,8 +180,14 @@ def _is_mlp(module: Any) -> bool:
         {*first, activation, down} == parts for first in GATED + UNGATED for activation in ACTIVATIONS for down in DOWN
     ):
         return True
-    routed = any(parts - SHARED == {"experts", router} for router in ROUTERS) and parts & SHARED in (set(), SHARED)
-    return routed and _are_experts(module.experts) and (not parts & SHARED or _is_mlp(module.shared_expert))
+    routed = any(parts == {"experts", router} | shared for router in ROUTERS for shared in SHARED)
+    shared = _shared(module)
+    return routed and _are_experts(module.experts) and (shared is None or _is_mlp(shared))
+
+
+def _shared(mlp: Any) -> nn.Module | None:
+    """Return the expert that every row goes to; None where there is none."""
+    return getattr(mlp, "shared_expert", getattr(mlp, "shared_experts", None))
 
 
 def router_of(mlp: nn.Module | None) -> nn.Module | None:
@@ -214,8 +218,9 @@ class Reader:
         stack: Stack = stacked_product,
         fewest_rows: int = FEWEST_ROWS,
         state_kernels: StateKernels | None = None,
+        neighbours: Neighbours | None = None,
     ):
-        self.kernels, self.head_dim, self.clip = kernels, head_dim, clip
+        self.kernels, self.head_dim, self.clip, self.neighbours = kernels, head_dim, clip, neighbours
         self.state_kernels = state_kernels
         self.stack, self.fewest_rows = stack, fewest_rows
         self._norm_forms: dict[type, NormForm | None] = {}
@@ -256,6 +261,9 @@ class Reader:
     def _inputs(self, first: Any, *others: Any, width: int) -> Product:
         """Return the product with an attention's input. Twice as many queries as its output is wide are each head's query
         and a gate, side by side: the gates are put behind all others."""
+        if self.neighbours is not None:
+            weight, bias = self.neighbours.reordered(*weights_of(first, *others), width, self.head_dim)
+            return self.stack([weight], [bias])
         if not others or first.out_features != 2 * width:
             return self.product(first, *others)
         weights, biases = weights_of(first, *others)
@@ -302,15 +310,15 @@ class Reader:
         parts = _parts(module)
         if "experts" in parts:
             experts = module.experts
-            shared = self.mlp(module.shared_expert) if "shared_expert" in parts else None
+            shared = _shared(module)
             return mixture(
                 router=cast(nn.Module, router_of(module)),
                 gate_up=[self.stack([weight], [None]) for weight in experts.gate_up_proj.detach()],
                 activation=self._gated(experts.act_fn, experts.down_proj.shape[2]),
                 down=[self.stack([weight], [None]) for weight in experts.down_proj.detach()],
                 fewest_rows=self.fewest_rows,
-                shared=shared,
-                shared_gate=module.shared_expert_gate if shared else None,
+                shared=None if shared is None else self.mlp(shared),
+                shared_gate=getattr(module, "shared_expert_gate", None),
             )
         last: Any = next(getattr(module, name) for name in (*DOWN, "w2") if name in parts)
         down = self.product(last)

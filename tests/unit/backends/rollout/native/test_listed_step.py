@@ -13,7 +13,7 @@ from posttrain.backends.rollout.native.token_pass import TokenPass
 
 EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "qwen2_moe")
 # By torch's operations: experts are dealt out, changes are scaled, layers norm by torch or have no gate, heads are narrow or cut.
-BY_THE_LOOP = {*EXPERTS, "granite", "phi", "olmo", "starcoder2", "qwen3"}
+BY_THE_LOOP = {*EXPERTS, "granite", "phi", "olmo", "starcoder2", "qwen3", "cohere"}
 
 
 def new_caches(decoder: Decoder, rows: int) -> list[KeyValueCache]:

@@ -51,7 +51,7 @@ def write(folder: Path, family: str, **more: Any) -> str:
         ("qwen3_next", LINEAR | EXPERTS, "fast passes with compiled kernels"),
         ("olmo_hybrid", LINEAR, "fast passes with compiled kernels"),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 6}, "fast passes with compiled kernels"),
-        ("cohere", {}, "own modules, which is slower: CohereAttention rotates neighbouring numbers"),
+        ("cohere", {}, "fast passes with compiled kernels"),
         ("gpt_neox", {"num_key_value_heads": 4}, "own modules, which is slower: GPTNeoXModel does not consist of"),
         ("qwen3", {"head_dim": 8}, "heads of 8 numbers are narrower"),
     ],

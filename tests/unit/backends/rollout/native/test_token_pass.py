@@ -58,9 +58,12 @@ FAST = {
         "shared_expert_intermediate_size": 20,
         "moe_intermediate_size": 24,
     },
+    "cohere": {},  # neighbouring numbers are rotated
+    "glm": {"partial_rotary_factor": 0.5},  # and some of a head's only
+    "ernie4_5": {"use_bias": True},
 }
 BY_MODULES = {
-    "cohere": "CohereAttention rotates neighbouring numbers",
+    "hunyuan_v1_dense": "HunYuanDenseV1Attention consists of k_proj, key_layernorm",  # norms behind the rotation
     "gpt_neox": "GPTNeoXModel does not consist of",
     "gpt_oss": "GptOssMLP consists of experts, router",
     "deepseek_v3": "DeepseekV3Attention consists of kv_a_layernorm",
@@ -84,13 +87,21 @@ ROUTED = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-SIZES_OF = FAST | {
-    "gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4},
-    "gpt_oss": SLIDING | {"num_local_experts": 3, "num_experts_per_tok": 2},  # sinks
-    "deepseek_v3": LATENTS | ROUTED,
-    "deepseek_v2": LATENTS | ROUTED | {"q_lora_rank": None},
-    "minicpm3": LATENTS,
-}
+SHARING = {
+    "glm4_moe": ROUTED | {"num_hidden_layers": 3},
+    "dots1": ROUTED | {"n_shared_experts": 1},
+}  # an expert of all rows
+SIZES_OF = (
+    FAST
+    | SHARING
+    | {
+        "gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4},
+        "gpt_oss": SLIDING | {"num_local_experts": 3, "num_experts_per_tok": 2},  # sinks
+        "deepseek_v3": LATENTS | ROUTED,
+        "deepseek_v2": LATENTS | ROUTED | {"q_lora_rank": None},
+        "minicpm3": LATENTS,
+    }
+)
 ODD = {
     "head of 80, three queries a key": {
         "head_dim": 80,
@@ -134,15 +145,10 @@ def follow(model: PreTrainedModel, token_pass: TokenPass, tokens: torch.Tensor) 
     cache = token_pass.new_cache()
     cache.prefilling([(0, PROMPT, 0, 0)])
     places = torch.arange(PROMPT + STEPS)
-    model(
-        input_ids=tokens[None, :PROMPT],
-        position_ids=places[None, :PROMPT],
-        past_key_values=cache,
-        attention_layout=packed_layout([PROMPT]),
-        use_cache=False,
-    )
+    prompt = {"input_ids": tokens[None, :PROMPT], "position_ids": places[None, :PROMPT]}
     found = []
     with token_pass.holding_weights():
+        token_pass.prefill(prompt, packed_layout([PROMPT]), cache, torch.tensor([PROMPT - 1]), None)
         for step in range(STEPS):
             cache.decoding([0], [PROMPT], [step])
             now = slice(PROMPT + step, PROMPT + step + 1)
@@ -158,7 +164,7 @@ def packed_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     return output.logits[0, PROMPT:]
 
 
-@pytest.mark.parametrize("family", [*FAST, *BY_MODULES])
+@pytest.mark.parametrize("family", [*FAST, *SHARING, *BY_MODULES])
 def test_every_family_gives_the_models_own_logits(family: str) -> None:
     model = build(family, **SIZES_OF.get(family, {}))
     token_pass = TokenPass(model)
@@ -315,7 +321,7 @@ def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch)
     for name in ("norm", "gated", "attend"):
         monkeypatch.setattr(Kernels, name, noting(asked, getattr(Kernels, name), name))
     got = follow(model, token_pass, tokens)
-    assert asked == {"norm"}  # the last one; the others are called by compiled code
+    assert asked == {"norm", "gated"}  # the prompt's and the last norm; a token's others are called by compiled code
     token_pass._listed = None
     assert torch.equal(got, follow(model, token_pass, tokens))
     assert asked == {"norm", "gated", "attend"}
