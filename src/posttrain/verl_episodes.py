@@ -250,12 +250,28 @@ def _made(method: ast.FunctionDef) -> tuple[ast.Call, str]:
 def _batch(call: ast.Call, names: Names) -> tuple[str, str]:
     """The argument that is the batch, which was taken out of the step's batch, and the name of that one."""
     for value in (*call.args, *(one.value for one in call.keywords)):
-        given = names.value(value.id) if isinstance(value, ast.Name) else None
-        match given:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=rows), attr=attr)) if attr == BATCH:
-                assert isinstance(value, ast.Name)
-                return value.id, rows
+        taken = _taken_from(value.id, names) if isinstance(value, ast.Name) else set()
+        if isinstance(value, ast.Name) and len(taken) == 1:
+            return value.id, taken.pop()
     raise NotPlayable(f"{ast.unparse(call.func)} (line {call.lineno}) gets no batch that is taken out of the step's")
+
+
+def _taken_from(name: str, names: Names) -> set[str]:
+    """The batches out of which a name is taken, by every statement that gives it a value; empty where one does otherwise."""
+    given = [
+        node.value
+        for statement in names.given.get(name, ())
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == [name]
+    ]
+    found = set()
+    for value in given:
+        match value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=rows), attr=attr)) if attr == BATCH:
+                found.add(rows)
+            case _:
+                return set()
+    return found
 
 
 def _check_reached(nodes: Sequence[ast.AST], names: Names, given: Collection[str], call: ast.Call) -> None:

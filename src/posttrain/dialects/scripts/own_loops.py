@@ -43,6 +43,8 @@ _REPORTS = re.compile(
     r"(?i)(?:^|_)(?:log(?!_?probs?)|logs|logger|print|dump|metrics?|wandb|tracking|timer|progress|table|status|header|profil\w*"
     r"|histogram|save|write|summary|records?|stats|statistics)(?:_|$)|(?:tracking|timer)$"
 )
+# Objects whose every call reports
+_REPORTERS = re.compile(r"(?i)(?:^|_)(?:logger|wandb|swanlab|mlflow|tracking|progress)(?:_|$)")
 _SHOWN = 4
 
 
@@ -67,7 +69,13 @@ def own_calls(method: ast.FunctionDef | ast.AsyncFunctionDef, own: set[str]) -> 
         if not isinstance(node, ast.Call):
             continue
         name = _called(node)
-        if not name or name in LOOP_CALLS or name in _COMMON or _REPORTS.search(name):
+        if (
+            not name
+            or name in LOOP_CALLS
+            or name in _COMMON
+            or _REPORTS.search(name)
+            or _REPORTERS.search(_owner(node))
+        ):
             continue
         if name in own or not name.startswith("__"):
             found.setdefault(name, node.lineno)
@@ -238,6 +246,12 @@ def _given_the_sampler(method: ast.FunctionDef) -> ast.Call | None:
             if any(isinstance(each, ast.Attribute) and each.attr == _SAMPLER for each in values):
                 return node
     return None
+
+
+def _owner(node: ast.Call) -> str:
+    """The name of the object whose method is called; "" for a function."""
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    return owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
 
 
 def _called(node: ast.Call) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from posttrain.config import RunConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.launch import Launch, read_script
 from posttrain.errors import ConfigError
-from posttrain.verl_episodes import find_loop, find_reward
+from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
 from verl_fork import PLAYER, TRAINER, write_fork
 
 FIT = """
@@ -46,7 +47,11 @@ def launched(
 
 @pytest.mark.parametrize("package", ["verl.trainer", "mine.trainer"])
 @pytest.mark.parametrize(
-    "call", ["print(batch)", "self._save_samples(batch)", "compute_reward_metrics(batch)", "batch.clone()"]
+    "call",
+    [
+        *("print(batch)", "self._save_samples(batch)", "compute_reward_metrics(batch)", "batch.clone()"),
+        *("logger_instance.finish()", "self.wandb_run.alert(batch)"),
+    ],
 )
 def test_a_loop_that_differs_in_its_reports_alone_is_verls(tmp_path: Path, package: str, call: str) -> None:
     assert launched(tmp_path, package, call=call).asks == ()
@@ -116,6 +121,19 @@ def test_a_class_that_plays_the_episodes_becomes_the_environment(tmp_path: Path)
         f"+posttrain.environment.settings.program='{tmp_path}/verl/trainer/main_ppo.py'",
     ]
     assert launch.asks == ()  # its calls, the mask of observations among them, are the environment's affair
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "plays"), [("rows = batch.pop(['ids', 'images'])", True), ("rows = batch", False)]
+)
+def test_a_batch_that_is_taken_out_in_every_branch_is_the_episodes(tmp_path: Path, otherwise: str, plays: bool) -> None:
+    taken = next(line for line in TRAINER.splitlines() if ".pop(" in line)
+    blank = taken[: len(taken) - len(taken.lstrip())]
+    lines = [f"{blank}if batch.has_images:", f"{blank}    {otherwise}"]
+    branches = "\n".join([*lines, f"{blank}else:", f"    {taken}"])
+    folder = write_fork(tmp_path, trainer=TRAINER.replace(taken, branches))
+    with nullcontext() if plays else pytest.raises(NotPlayable, match="gets no batch that is taken out"):
+        assert find_loop(folder / "verl/trainer/ppo/ray_trainer.py", "RayPPOTrainer", "fit", [folder]).name == "Player"
 
 
 def test_what_the_class_is_built_with_and_where_it_cuts(tmp_path: Path) -> None:
