@@ -58,19 +58,38 @@ def compare_top(student_logits: Tensor, top_ids: Tensor, top_logprobs: Tensor, h
     Returns: [N] nats, carrying the gradient of the student's logits.
     """
     student = (student_logits / how.temperature).log_softmax(dim=-1)
+    return _measured_at(student, top_ids, top_logprobs, _rest_of_mass(top_logprobs), how)
+
+
+def compare_chosen(near: Tensor, others: Tensor | None, top_logprobs: Tensor, how: Comparison) -> Tensor:
+    """The divergence at N positions, from the student's log-probs of the teacher's k most likely tokens.
+
+    Args: near [N, k] nats, at how.temperature; others [N, 1] nats, of all other tokens together, None where there are none;
+        top_logprobs [N, k] as in compare_top.
+    Returns: [N] nats, carrying the gradients of near and others.
+    """
+    return _measured_near(near, others, top_logprobs, _rest_of_mass(top_logprobs), how)
+
+
+def _rest_of_mass(top_logprobs: Tensor) -> Tensor:
+    """The log-prob [N, 1] of all tokens but the top k."""
     # Rounding of log-probs that were computed elsewhere hides a rest below the resolution of float32.
     mass = top_logprobs.exp().sum(dim=-1, keepdim=True)
-    rest = (1 - mass).clamp(min=torch.finfo(torch.float32).eps).log()
-    return _measured_at(student, top_ids, top_logprobs, rest, how)
+    return (1 - mass).clamp(min=torch.finfo(torch.float32).eps).log()
 
 
 def _measured_at(student: Tensor, ids: Tensor, top: Tensor, rest: Tensor, how: Comparison) -> Tensor:
     """The divergence over the top k tokens. Args: student [N, V], ids and top [N, k], rest [N, 1] the teacher's others."""
-    near = student.gather(-1, ids)
+    others = _rest_of(student, ids) if how.rest == "bucket" and ids.shape[-1] < student.shape[-1] else None
+    return _measured_near(student.gather(-1, ids), others, top, rest, how)
+
+
+def _measured_near(near: Tensor, others: Tensor | None, top: Tensor, rest: Tensor, how: Comparison) -> Tensor:
+    """The same. Args: near [N, k] and others [N, 1] the student's."""
     if how.rest == "renormalize":
         near, top = near - near.logsumexp(dim=-1, keepdim=True), top - top.logsumexp(dim=-1, keepdim=True)
-    elif how.rest == "bucket" and ids.shape[-1] < student.shape[-1]:
-        near, top = torch.cat([near, _rest_of(student, ids)], dim=-1), torch.cat([top, rest], dim=-1)
+    elif how.rest == "bucket" and others is not None:
+        near, top = torch.cat([near, others], dim=-1), torch.cat([top, rest], dim=-1)
     found = _measured(near, top, how)
     # The sum over a part of two distributions may be negative.
     return found.clamp(min=0.0) if how.rest == "drop" else found

@@ -78,7 +78,7 @@ class TeachersOfRow:
             states = TeacherStates(hidden=teacher.frozen_hidden(row), head=form.of(teacher.model))
             return score_divergence(hidden, head, states, self.how)
 
-        return self._summed(row, of, hidden)
+        return self.summed(row, of, hidden)
 
     def divergence_of_logits(self, row: Row, logits: Tensor) -> Tensor:
         """The same from the student's logits [m, vocabulary]."""
@@ -88,9 +88,10 @@ class TeachersOfRow:
                 return compare_top(logits.float(), teacher.ids, teacher.logprobs, self.how)
             return logits_divergence(logits.float(), teacher.frozen_logits(row).float(), self.how)
 
-        return self._summed(row, of, logits)
+        return self.summed(row, of, logits)
 
-    def _summed(self, row: Row, of: Any, like: Tensor) -> Tensor:
+    def summed(self, row: Row, of: Any, like: Tensor) -> Tensor:
+        """Add up ``of`` every teacher, [m] nats, by its weight. Args: like, a tensor [m, ...] of the student's."""
         total = like.new_zeros(like.shape[0], dtype=torch.promote_types(like.dtype, torch.float32))
         for name, weight in self.plan.teachers.items():
             answer = self.answers[name]

@@ -108,13 +108,11 @@ def _top_k_problems(config: TrainingConfig) -> Iterator[Problem]:
 
 def _engine_problems(config: TrainingConfig) -> Iterator[Problem]:
     section, engine = config.distillation, config.policy.engine
-    if not section.of_sampled_tokens and not engine_plan(engine).has_full_logits:
+    if section.beside_the_student and not engine_plan(engine).has_full_logits:
         other = engine_that(lambda plan: plan.shares_out and plan.has_full_logits)
-        what = (
-            f"{AT}.divergence.name={section.divergence.name} compares distributions, and no process of policy.engine="
-        )
-        what += f"{engine} has whole ones"
-        fix = f"use {AT}.divergence.name=sampled_kl, or policy.engine={other}"
+        what = f"{AT}.divergence.name={section.divergence.name} compares whole distributions, and no process of policy.engine="
+        what += f"{engine} has one"
+        fix = f"compare the teacher's most likely tokens ({AT}.top_k=64), or use policy.engine={other}"
         yield Problem(what, fix=fix, field=f"{AT}.divergence.name")
     plan, _ = place(config)
     policy = plan.role("policy") if plan else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.testing import assert_close
 pytest.importorskip("megatron.core")
 
 from posttrain.algos.fused_scoring import score_logits
-from posttrain.backends.train.megatron.scoring import score_cut
+from posttrain.backends.train.megatron.scoring import score_cut, score_top, top_of_cut
 
 pytestmark = pytest.mark.slow  # megatron-core takes five seconds to import
 
@@ -35,6 +36,25 @@ def test_by_hand(group: dist.ProcessGroup) -> None:
     scores = score_cut(torch.ones(1, 1), weight, torch.tensor([0]), vocabulary=2, group=group, temperature=2.0)
     found = [float(each) for each in (scores.logprobs, scores.entropy, scores.sum_pi_squared) if each is not None]
     assert found == pytest.approx([-0.2877, 0.5623, 0.625], abs=1e-4)
+
+
+def test_the_most_likely_tokens_by_hand(group: dist.ProcessGroup) -> None:
+    # e^x = 1, 2, 5, of 8: the top two are 2 and 1, with p = 5/8 and 2/8; the first has p = 1/8. The last row is filling.
+    weight = torch.tensor([[1.0], [2.0], [5.0], [99.0]]).log()
+    cut: dict[str, Any] = {"vocabulary": 3, "group": group, "temperature": 1.0}
+    top = top_of_cut(torch.ones(1, 1), weight, 2, **cut)
+    assert top[0, 0].tolist() == [2, 1] and top[0, 1].exp().tolist() == pytest.approx([5 / 8, 2 / 8])
+    # of the tokens below 2: 2/3 and 1/3
+    known = top_of_cut(torch.ones(1, 1), weight, 2, **cut, known=2)
+    assert known[0, 0].tolist() == [1, 0] and known[0, 1].exp().tolist() == pytest.approx([2 / 3, 1 / 3])
+    hidden = torch.ones(1, 1, requires_grad=True)
+    near, others = score_top(hidden, weight, torch.tensor([[2, 0]]), **cut)
+    assert [*near.exp()[0].tolist(), float(others.exp())] == pytest.approx([5 / 8, 1 / 8, 2 / 8])
+    # d log p_2 / dh = ln 5 - (ln 5 x 5/8 + ln 2 x 2/8); d log(others) / dh = ln 2 - the same mean
+    mean = float(weight[2] * 5 / 8 + weight[1] * 2 / 8)
+    (near[0, 0] + 10 * others[0, 0]).backward()
+    assert hidden.grad is not None
+    assert float(hidden.grad) == pytest.approx(float(weight[2] + 10 * weight[1]) - 11 * mean)
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])

@@ -54,7 +54,7 @@ PROBLEMS = [
     (rl({}, loss={"name": "cross_entropy"}), "cross_entropy does not read advantages", "distillation.enters"),
     (
         rl(divergence("reverse_kl"), policy={"engine": "megatron"}),
-        "no process of policy.engine=megatron has whole ones",
+        "no process of policy.engine=megatron has one",
         "distillation.divergence.name",
     ),
     (

@@ -5,7 +5,7 @@ Losses, counts, micro-batches and checkpoints are those of every engine; megatro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
@@ -19,14 +19,26 @@ from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.optimized_model import Factor, How, MicroBatch
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.megatron.learner import MegatronLearner
-from posttrain.backends.train.megatron.scorer import MegatronScorer, WithoutAdapter, frozen, policy_scores
+from posttrain.backends.train.megatron.scorer import (
+    MegatronScorer,
+    WithoutAdapter,
+    divergence_from,
+    frozen,
+    policy_scores,
+)
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
 from posttrain.models.routing import Routers
+<<<<<<< HEAD
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import LossPlan, PreferencePlan
+=======
+from posttrain.plan.experts import expert_layers
+from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
+from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan
+>>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
 from posttrain.records.span_tensors import row_counts
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.registry import TRAIN_ENGINES
@@ -112,23 +124,39 @@ class MegatronTrainEngine(MegatronLearner):
     def sum_pi_squared(self, batch: SequenceBatch, temperature: float) -> Tensor:
         return self._scorer.sum_pi_squared(batch, temperature)
 
+    def divergence(self, batch: SequenceBatch, teachers: Mapping[str, TeacherScores], plan: DistillationPlan) -> Tensor:
+        return self._scorer.divergence(batch, teachers, plan)
+
     def forward_backward(
         self, batch: TrainBatch, loss: LossPlan | PreferencePlan, counts: LossCounts
     ) -> ForwardBackwardStats:
-        def learn(micro: TrainBatch, logprobs: Tensor, entropies: Tensor, pi_squared: Tensor) -> MicroBatch:
+        def learn(
+            micro: TrainBatch,
+            logprobs: Tensor,
+            entropies: Tensor,
+            pi_squared: Tensor,
+            divergence: Tensor | None = None,
+        ) -> MicroBatch:
             if isinstance(loss, PreferencePlan):
                 compared = preference_loss(logprobs, micro, loss, counts)
                 return MicroBatch(loss=compared, sums={}, values=logprobs.detach())
-            micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, None)
+            micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, None, divergence)
             return MicroBatch(loss=micro_loss, sums=sums, values=logprobs.detach())
 
+        compare = None
         if isinstance(loss, PreferencePlan):
             self.cutter.rows_together = loss.rows_per_unit
             scores = policy_scores(self.parts, 1.0, entropy_gradient=False)
         else:
             scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
+<<<<<<< HEAD
         balance = 0.0 if isinstance(loss, PreferencePlan) else loss.router_balance_coef
         total, sums, logprobs = self.accumulate(batch, scores, learn, counts, balance)
+=======
+            if loss.distillation and loss.distillation.in_forward_pass:
+                compare = divergence_from(self.parts, loss.distillation)
+        total, sums, logprobs = self.accumulate(batch, scores, learn, compare=compare)
+>>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
         return ForwardBackwardStats(
             loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()), policy_logprobs=logprobs
         )

@@ -23,6 +23,8 @@ from posttrain.records.batches import SequenceBatch
 
 # Scores at a row's scored positions, each [N], from the last hidden states of this rank's tokens, [n, H].
 Scores = Callable[[Tensor, Row], Sequence[Tensor]]
+# Further scores of micro-batch number i, which read more than its row.
+Beside = Callable[[int, PackedSequences, Tensor, Row], Tensor]
 # Scores of micro-batch number i, each [b, T] on the CPU -> (its loss, the value to keep).
 Finish = Callable[[int, Sequence[Tensor]], tuple[Tensor, Any]]
 
@@ -37,14 +39,31 @@ class Pipeline:
         self.padded = padded
         self.sharding: MegatronSharding = parts.sharding
 
-    def over(self, batch: SequenceBatch, scores: Scores) -> Tensor:
-        """Compute the first of the scores for all rows, [B, T] on the CPU; no gradient."""
+    def over(self, batch: SequenceBatch, scores: Scores, *, each: tuple[int, ...] = ()) -> Tensor:
+        """Compute the first of the scores for all rows, [B, T] on the CPU, or [B, T, *each] of scores with more dimensions; no
+        gradient."""
         rows = self.dealt(batch)
         found = self.through(
-            [batch.rows(part or [0]) for part in rows], scores, lambda number, each: (each[0].sum(), each[0])
+            [batch.rows(part or [0]) for part in rows], scores, lambda number, found: (found[0].sum(), found[0])
         )
+        return self._joined(batch, rows, found, each)
+
+    def beside(self, batch: SequenceBatch, of: Callable[[list[int], PackedSequences, Tensor, Row], Tensor]) -> Tensor:
+        """Compute a score that reads the row numbers of its micro-batch, for all rows, [B, T] on the CPU; no gradient."""
+        rows = self.dealt(batch)
+        found = self.through(
+            [batch.rows(part or [0]) for part in rows],
+            lambda hidden, row: (),
+            lambda number, found: (found[0].sum(), found[0]),
+            beside=lambda number, packed, hidden, row: of(rows[number] or [0], packed, hidden, row),
+        )
+        return self._joined(batch, rows, found, ())
+
+    def _joined(
+        self, batch: SequenceBatch, rows: Sequence[list[int]], found: Sequence[Tensor], each: tuple[int, ...]
+    ) -> Tensor:
         known = [values for part, values in zip(rows, found, strict=False) if part]
-        empty = torch.zeros(0, *batch.response_mask.shape[1:])
+        empty = torch.zeros(0, *batch.response_mask.shape[1:], *each)
         order = [row for part in rows for row in part] if known else []
         return self.sharding.joined(torch.cat([empty, *known]), order, len(batch))
 
@@ -60,9 +79,13 @@ class Pipeline:
         finish: Finish,
         *,
         backward: bool = False,
+<<<<<<< HEAD
         learned: Sequence[Tensor] | None = None,
+=======
+        beside: Beside | None = None,
+>>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
     ) -> list[Any]:
-        """Run the micro-batches through the pipeline, and backward if requested.
+        """Run the micro-batches through the pipeline, and backward if requested. ``beside`` gives one more score, the last.
 
         Args: learned [b] bool of each micro-batch, the rows at whose responses losses of routers look.
         Returns: the values kept by ``finish``, on the last stage; elsewhere nothing.
@@ -79,7 +102,8 @@ class Pipeline:
                 self.choice.prepare(number, Passing(row.experts, row.counted), learns=backward)
 
             def last(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
-                loss, kept = finish(number, [self._unpacked(each, row, packed) for each in scores(hidden[0], row)])
+                found = [*scores(hidden[0], row), *([beside(number, packed, hidden[0], row)] if beside else [])]
+                loss, kept = finish(number, [self._unpacked(each, row, packed) for each in found])
                 return loss, torch.tensor(1, dtype=torch.int32, device=self.sharding.device), kept
 
             return run(model, row), last
@@ -112,4 +136,5 @@ class Pipeline:
         return unpack_tokens(values, micro, share_prompts=self.cutter.share_prompts, padded=self.padded)
 
     def _unpacked(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
-        return packed.unpack(self.sharding.collected(values, row, packed)).cpu()
+        whole = self.sharding.collected(values, row, packed)
+        return (packed.unpack(whole) if whole.ndim == 1 else packed.unpack_several(whole)).cpu()
