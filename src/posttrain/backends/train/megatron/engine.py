@@ -31,14 +31,8 @@ from posttrain.config import TrainingConfig
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models.lora import is_adapted
 from posttrain.models.routing import Routers
-<<<<<<< HEAD
-from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.plans import LossPlan, PreferencePlan
-=======
-from posttrain.plan.experts import expert_layers
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan
->>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
 from posttrain.records.span_tensors import row_counts
 from posttrain.records.statistics import ForwardBackwardStats
 from posttrain.registry import TRAIN_ENGINES
@@ -149,14 +143,10 @@ class MegatronTrainEngine(MegatronLearner):
             scores = policy_scores(self.parts, 1.0, entropy_gradient=False)
         else:
             scores = policy_scores(self.parts, loss.temperature, entropy_gradient=loss.entropy_coef > 0)
-<<<<<<< HEAD
-        balance = 0.0 if isinstance(loss, PreferencePlan) else loss.router_balance_coef
-        total, sums, logprobs = self.accumulate(batch, scores, learn, counts, balance)
-=======
             if loss.distillation and loss.distillation.in_forward_pass:
                 compare = divergence_from(self.parts, loss.distillation)
-        total, sums, logprobs = self.accumulate(batch, scores, learn, compare=compare)
->>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
+        balance = 0.0 if isinstance(loss, PreferencePlan) else loss.router_balance_coef
+        total, sums, logprobs = self.accumulate(batch, scores, learn, counts, balance, compare=compare)
         return ForwardBackwardStats(
             loss=total, sums=sums, tokens=int(row_counts(batch.loss_mask).sum()), policy_logprobs=logprobs
         )

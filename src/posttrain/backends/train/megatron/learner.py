@@ -35,25 +35,20 @@ from posttrain.backends.torch_training.saved import (
     saved_averages,
     saved_weights,
 )
-from posttrain.backends.torch_training.sharding import Row, Sharding
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.torch_training.update_count import UpdateCount
 from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.parts import ModelParts
-from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
+from posttrain.backends.train.megatron.pipeline import Compare, Pipeline, Scores
 from posttrain.backends.train.megatron.router_losses import RouterLosses
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.stretches import Stretches
 from posttrain.config.policy import OptimizerConfig
-from posttrain.data.packing import PackedSequences
 from posttrain.models import lora
 from posttrain.models.chunks import Chunk, shapes_of, whole_chunk
 from posttrain.models.saving import save_config, save_model
-<<<<<<< HEAD
 from posttrain.plan.experts import expert_layers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-=======
-from posttrain.records.batches import TeacherScores, TrainBatch
->>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
 from posttrain.records.statistics import OptimizerStats
 
 
@@ -129,22 +124,15 @@ class MegatronLearner:
         batch: TrainBatch,
         scores: Scores,
         learn: Callable[..., MicroBatch],
-<<<<<<< HEAD
         counts: LossCounts,
         balance: float = 0.0,
+        *,
+        compare: Compare | None = None,
     ) -> tuple[float, dict[str, float], Tensor]:
         """Add the gradient of every micro-batch's loss to the accumulated gradients.
 
         Args: learn from a micro-batch and its scores, each [b, T]; balance, the weight of the loss that balances experts, mean
-            over layers, beside that of the settings.
-=======
-        *,
-        compare: Callable[[Mapping[str, TeacherScores], PackedSequences, Tensor, Row], Tensor] | None = None,
-    ) -> tuple[float, dict[str, float], Tensor]:
-        """Add the gradient of every micro-batch's loss to the accumulated gradients.
-
-        Args: learn from a micro-batch and its scores, each [b, T]; compare it with its teachers, the last of the scores.
->>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
+            over layers, beside that of the settings; compare it with its teachers, the last of the scores.
         Returns: the loss, sums by name, and the micro-batches' values as [B, T].
         """
         rows = self._pipeline.dealt(batch.sequences)
@@ -158,24 +146,21 @@ class MegatronLearner:
             learned = learn(micros[number], *found)
             return learned.loss, replace(learned, loss=learned.loss.detach().clone())
 
-<<<<<<< HEAD
+        def beside(number: int, *of_row: Any) -> Tensor:
+            assert compare is not None
+            return compare(micros[number].teachers, *of_row)
+
         passed = [micro.sequences for micro in micros]
         learned_rows = [micro.loss_mask.any(dim=1) for micro in micros]
         losses = self._router_losses(passed, learned_rows, balance)
-        done = self._pipeline.through(passed, scores, finish, backward=True, learned=learned_rows if losses else None)
-=======
-        def beside(number: int, packed: PackedSequences, hidden: Tensor, row: Row) -> Tensor:
-            assert compare is not None
-            return compare(micros[number].teachers, packed, hidden, row)
-
         done = self._pipeline.through(
-            [micro.sequences for micro in micros],
+            passed,
             scores,
             finish,
             backward=True,
+            learned=learned_rows if losses else None,
             beside=beside if compare is not None else None,
         )
->>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
         total, sums = 0.0, Counter[str]()
         values, order = [batch.advantages[:0]], []
         for part, learned in zip(rows, done, strict=False):  # done: on the last stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,12 +19,14 @@ from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.data.packing import PackedSequences, pack, unpack_tokens
 from posttrain.errors import RunStopped
-from posttrain.records.batches import SequenceBatch
+from posttrain.records.batches import SequenceBatch, TeacherScores
 
 # Scores at a row's scored positions, each [N], from the last hidden states of this rank's tokens, [n, H].
 Scores = Callable[[Tensor, Row], Sequence[Tensor]]
 # Further scores of micro-batch number i, which read more than its row.
 Beside = Callable[[int, PackedSequences, Tensor, Row], Tensor]
+# The comparison of a micro-batch with the answers of its teachers, [m] nats
+Compare = Callable[[Mapping[str, TeacherScores], PackedSequences, Tensor, Row], Tensor]
 # Scores of micro-batch number i, each [b, T] on the CPU -> (its loss, the value to keep).
 Finish = Callable[[int, Sequence[Tensor]], tuple[Tensor, Any]]
 
@@ -79,11 +81,8 @@ class Pipeline:
         finish: Finish,
         *,
         backward: bool = False,
-<<<<<<< HEAD
         learned: Sequence[Tensor] | None = None,
-=======
         beside: Beside | None = None,
->>>>>>> d0d2bddb (A policy on Megatron learns from a teacher's most likely tokens)
     ) -> list[Any]:
         """Run the micro-batches through the pipeline, and backward if requested. ``beside`` gives one more score, the last.
 

@@ -21,7 +21,7 @@ from posttrain.backends.torch_training.memory import Cutter
 from posttrain.backends.torch_training.sharding import Row
 from posttrain.backends.train.megatron.expert_choice import ExpertChoice
 from posttrain.backends.train.megatron.parts import ModelParts
-from posttrain.backends.train.megatron.pipeline import Pipeline, Scores
+from posttrain.backends.train.megatron.pipeline import Compare, Pipeline, Scores
 from posttrain.backends.train.megatron.scoring import score_cut, score_top, top_of_cut
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.data.packing import PackedSequences
@@ -124,9 +124,7 @@ def policy_scores(parts: ModelParts, temperature: float, *, entropy_gradient: bo
     return scores
 
 
-def divergence_from(
-    parts: ModelParts, plan: DistillationPlan
-) -> Callable[[Mapping[str, TeacherScores], PackedSequences, Tensor, Row], Tensor]:
+def divergence_from(parts: ModelParts, plan: DistillationPlan) -> Compare:
     """Return a function that compares a micro-batch's tokens with the most likely tokens of its teachers, [m] nats."""
     how = comparison_of(plan)
 
