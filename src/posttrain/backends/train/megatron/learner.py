@@ -146,10 +146,7 @@ class MegatronLearner:
             learned = learn(micros[number], *found)
             return learned.loss, replace(learned, loss=learned.loss.detach().clone())
 
-        def beside(number: int, *of_row: Any) -> Tensor:
-            assert compare is not None
-            return compare(micros[number].teachers, *of_row)
-
+        beside = compare and (lambda number, *of_row: compare(micros[number].teachers, *of_row))
         passed = [micro.sequences for micro in micros]
         learned_rows = [micro.loss_mask.any(dim=1) for micro in micros]
         losses = self._router_losses(passed, learned_rows, balance)
@@ -159,7 +156,7 @@ class MegatronLearner:
             finish,
             backward=True,
             learned=learned_rows if losses else None,
-            beside=beside if compare is not None else None,
+            beside=beside,
         )
         total, sums = 0.0, Counter[str]()
         values, order = [batch.advantages[:0]], []
