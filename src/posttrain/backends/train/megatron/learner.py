@@ -146,7 +146,7 @@ class MegatronLearner:
             learned = learn(micros[number], *found)
             return learned.loss, replace(learned, loss=learned.loss.detach().clone())
 
-        beside = compare and (lambda number, *of_row: compare(micros[number].teachers, *of_row))
+        beside = None if compare is None else lambda number, *of_row: compare(micros[number].teachers, *of_row)
         passed = [micro.sequences for micro in micros]
         learned_rows = [micro.loss_mask.any(dim=1) for micro in micros]
         losses = self._router_losses(passed, learned_rows, balance)
