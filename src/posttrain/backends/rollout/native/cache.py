@@ -184,6 +184,10 @@ class KeyValueCache:
         self._order = None if in_order else torch.tensor(order, device=device)
         self._back = None if in_order else torch.tensor(back, device=device)
 
+    def get_seq_length(self) -> int:
+        """Return 0: a model asks for it to make positions or masks, and is given positions and needs no mask here."""
+        return 0
+
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store a layer's keys and values, [1, kv_heads, N, head_dim] when prefilling, [rows, kv_heads, 1, head_dim] when
         decoding. When decoding they are returned unchanged: ``attend`` reads the past. When prefilling, the known tokens of the
