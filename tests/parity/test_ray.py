@@ -92,7 +92,7 @@ def test_the_numbers_of_a_run_in_one_process(
     nodes, ranks = changes["placement"].get("nodes", 1), sum("trainer rank" in name for name in workers)
     assert len({worker["node"] for worker in workers.values()}) == nodes
     expected = [f"trainer relay of node {node}" for node in range(nodes)] if ranks > 1 else []
-    assert [name for name in workers if "relay" in name] == expected
+    assert [name for name in workers if "trainer relay" in name] == expected
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(
