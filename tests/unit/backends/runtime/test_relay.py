@@ -21,7 +21,7 @@ from posttrain.backends.runtime.ray import relay as relay_module
 from posttrain.backends.runtime.ray import watch as watch_module
 from posttrain.backends.runtime.ray.cluster import KilledForMemory, WorkerDied
 from posttrain.backends.runtime.ray.relay import Dead, Open, Relay
-from posttrain.backends.runtime.ray.relays import NodeRelay
+from posttrain.backends.runtime.ray.relays import RankRelay
 from posttrain.backends.runtime.ray.shelf import Shelf
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
@@ -88,7 +88,7 @@ class HereRelay(Relay):
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """The ranks of a node, as its relay calls them."""
+    """The ranks, as a relay calls them."""
     found = Ranks()
     monkeypatch.setattr(relay_module, "Calls", lambda: found)
     monkeypatch.setattr(relay_module, "SETTLE_S", 0.2)
@@ -98,7 +98,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 @pytest.fixture
 def group(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
-    """Four ranks on two nodes, each with a relay."""
+    """Four ranks with two relays."""
     for name, value in (("ROUND_S", 0.02), ("SILENCE_S", 0.1), ("SETTLE_S", 0.3)):
         monkeypatch.setattr(watch_module, name, value)
     cluster: Any = Relays()
@@ -114,10 +114,10 @@ def group(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     members = [member(f"trainer rank {rank}", f"r{rank}") for rank in range(4)]
     ranks.answers = {each.handle: Promise(each.name) for each in members}
     relays = []
-    for node in (0, 1):
-        own = tuple(members[2 * node : 2 * node + 2])
-        here = HereRelay(f"node{node}", [each.handle for each in own])
-        relays.append(NodeRelay(member(f"trainer relay of node {node}", here), own))
+    for number in (0, 1):
+        own = tuple(members[2 * number : 2 * number + 2])
+        here = HereRelay(f"relay{number}", [each.handle for each in own])
+        relays.append(RankRelay(member(f"trainer relay {number}", here), own))
     watch.start()
     shelf: Any = Shelf(lambda value: value)
     yield WorkerGroup(cluster=cluster, watch=watch, members=members, timeout_s=5.0, shelf=shelf, relays=relays)
@@ -129,7 +129,7 @@ def messages(group: WorkerGroup) -> int:
     return cluster.messages  # type: ignore[no-any-return]
 
 
-def test_every_rank_is_asked_for_its_own_by_a_message_to_each_node(group: WorkerGroup, ranks: Ranks) -> None:
+def test_every_rank_is_asked_for_its_own_by_a_message_to_each_relay(group: WorkerGroup, ranks: Ranks) -> None:
     names = [f"trainer rank {rank}" for rank in range(4)]
     assert group.scatter("score", [(rank, "x") for rank in range(4)]) == names
     assert ranks.asked == [(f"r{rank}", "call", "score", True, rank, "x") for rank in range(4)]
@@ -177,8 +177,8 @@ def test_an_error_is_raised_as_of_its_rank(group: WorkerGroup, ranks: Ranks) -> 
 
 def test_a_relay_that_dies_is_named(group: WorkerGroup) -> None:
     cluster: Any = group.cluster
-    cluster.dead["node1"] = WorkerDied("x")
-    with pytest.raises(RunStopped, match=r"^trainer relay of node 1 .*has died"):
+    cluster.dead["relay1"] = WorkerDied("x")
+    with pytest.raises(RunStopped, match=r"^trainer relay 1 .*has died"):
         group.call("update")
 
 
@@ -189,7 +189,7 @@ def test_a_deadline_names_all_who_are_late(group: WorkerGroup) -> None:
 
 
 def test_answers_are_in_the_order_of_the_calls(ranks: Ranks) -> None:
-    here = HereRelay("node0", ["a", "b", "c"])
+    here = HereRelay("relay0", ["a", "b", "c"])
     ranks.answers = {"a": Promise("A", 0.15), "b": Promise("B"), "c": Promise("C", 0.1)}
     assert here.pass_on([(2, "call", ("x",)), (0, "call", ("x",))]) == ["C", "A"]
     ranks.answers |= {"a": late(), "b": Promise(WorkerDied("x"))}

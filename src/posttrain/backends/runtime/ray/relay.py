@@ -1,7 +1,7 @@
-"""A worker that passes calls on, one on each node of a large group: the driver's messages grow with nodes instead of ranks.
+"""A worker that passes calls on to many ranks of a large group, so that the driver sends one message for all of them.
 
-    driver --- one call ---> relay of a node --- a call each ---> the node's ranks
-           <-- one answer --                 <-- an answer each --
+    driver --- one call ---> relay --- a call each ---> its ranks
+           <-- one answer --       <-- an answer each --
 
 A relay has no models. It is supervised as every worker is, and its end is the end of the run.
 """
@@ -19,27 +19,27 @@ from posttrain.backends.runtime.ray.worker import Failure, Worker
 LOOK_S = 0.5  # at calls of which some are open
 SETTLE_S = 4.0  # after an error of one worker, in which another is found to be its cause
 
-# Number of the rank in the relay's list, the method, its arguments
+# Number of the rank among the relay's, the method, its arguments
 PassedCall = tuple[int, str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """In the place of an answer: a call found the worker dead."""
+    """Stands for an answer: the call found the worker dead."""
 
     why: str  # as WorkerDied has it
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """In the place of an answer: none had come when another worker died or failed, which ends the call of all."""
+    """Stands for an answer that had not come when another worker died or failed, which ends the call of all."""
 
 
 class Relay(Worker):
     """See the module."""
 
     def take_ranks(self, handles: Sequence[Any]) -> None:
-        """Take the handles of the node's ranks."""
+        """Take the handles of its ranks."""
         self._ranks = list(handles)
 
     def pass_on(self, calls: Sequence[PassedCall]) -> list[Any]:

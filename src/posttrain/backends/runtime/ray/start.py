@@ -249,7 +249,7 @@ class _Start:
             for rank, member in enumerate(members)
         }
 
-    def _workers(self, group: RoleGroup, members: list[Member], relays: Mapping[int, Any]) -> WorkerGroup:
+    def _workers(self, group: RoleGroup, members: list[Member], relays: Sequence[Any]) -> WorkerGroup:
         timeout_s = self.config.placement.start_timeout_s
         return WorkerGroup(
             cluster=self.cluster,

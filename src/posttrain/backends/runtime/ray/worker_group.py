@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.backends.runtime.ray.answers import whole_of
 from posttrain.backends.runtime.ray.cluster import Cluster
 from posttrain.backends.runtime.ray.relay import PassedOn
-from posttrain.backends.runtime.ray.relays import NodeRelay
+from posttrain.backends.runtime.ray.relays import RankRelay
 from posttrain.backends.runtime.ray.shelf import Shelf
 from posttrain.backends.runtime.ray.watch import Member, Watch
 
@@ -26,7 +26,7 @@ class WorkerGroup:
     shelf: Shelf  # of all groups of the run
     # Held during a call: one of another thread waits for its end, because all ranks must have calls in the same order
     turn: threading.RLock = field(default_factory=threading.RLock)
-    relays: Sequence[NodeRelay] = ()  # of a large group, which pass calls on to the ranks of their nodes
+    relays: Sequence[RankRelay] = ()  # of a large group, which pass calls on to their ranks
 
     def call(self, method: str, *arguments: Any, what: str = "") -> Any:
         """Call a method of every rank's roles with the same arguments; the result of rank 0.
@@ -70,7 +70,7 @@ class WorkerGroup:
         self.watch.wait(promises, what or method, self.timeout_s)
 
     def _asked(self, method: str, arguments: Mapping[Member, tuple[Any, ...]]) -> dict[Member, Any]:
-        """Call a method of Worker on members. Returns: a promise for each, which those of a node share where it has a relay."""
+        """Call a method of Worker on members. Returns: a promise for each, which those of a relay share."""
         if len(arguments) <= len(self.relays) or not self.relays:
             return {member: self.cluster.call(member.handle, method, *its) for member, its in arguments.items()}
         promises: dict[Member, Any] = {}
