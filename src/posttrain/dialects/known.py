@@ -86,6 +86,10 @@ class Known:
             names = [*dict.fromkeys(f"{above}.{leaf}" for leaves in alike for leaf in leaves)]
         return "" if key in names else next((name for name in names if one_slip(key, name)), "")
 
+    def has_options(self, key: str) -> bool:
+        """Return True for a key below a section whose names a library knows."""
+        return bool(options_of(key.rpartition(".")[0]))
+
     def _sibling(self, key: str) -> str:
         """The known key of the same section that this one may be a misspelling of; "" without one."""
         section = key.rpartition(".")[0]

@@ -31,6 +31,7 @@ _LISTS = {
     r"ray_init": ("ray_init",),
     r"runtime_env": ("runtime_env",),
     r"chat_template_kwargs": ("chat_template",),
+    r"sampling_params\.additional_kwargs": ("vllm_sampling",),
     r"(reward|reward_model)\.reward_kwargs": ("reward_manager",),
     r"mm_processor_kwargs": ("processor",),
     r"megatron": ("verl_megatron",),

@@ -193,7 +193,7 @@ def _look_at_every_key(dialect: Dialect, reader: Reader, known: Known) -> None:
             continue
         if not inside and not right_type(reader, key, value, row):
             continue
-        takes_any = inside or row.name.endswith(".**")
+        takes_any = inside or row.name.endswith(".**") or (row.name.endswith(".*") and known.has_options(key))
         if (
             takes_any
             and reader.named(key)

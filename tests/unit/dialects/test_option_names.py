@@ -50,6 +50,8 @@ def test_an_option_of_two_libraries_with_two_types_is_of_any() -> None:
         ("verl", "+actor_rollout_ref.actor.profiler.tool_config.torch.step_strat=1", "step_start"),
         ("verl", "+actor_rollout_ref.rollout.prometheus.prot=9090", "port"),
         ("skyrl", "+generator.engine_init_kwargs.max_nnum_seqs=8", "max_num_seqs"),
+        ("skyrl", "+generator.chat_template_kwargs.enable_thinkin=false", "enable_thinking"),
+        ("skyrl", "+generator.sampling_params.additional_kwargs.top_kk=3", "top_k"),
         ("skyrl", "+trainer.policy.model_config_kwargs.rope_teta=1e6", "rope_theta"),
         ("roll", "+actor_train.strategy_args.strategy_config.wrap_policy.wra_pembeddings=true", "wrap_embeddings"),
     ],
