@@ -118,9 +118,13 @@ def test_a_section_in_the_place_of_a_number_is_reported_at_the_key_that_holds_it
     assert value_holders({"a": {"n": {"x": 1}}, "b": "${a.n}"}) == {"b": "a.n"}
 
 
-def test_numbers_below_minus_one_are_no_switch() -> None:
-    said = {number: [one.what for one in load("verl", f"trainer.save_freq={number}").problems] for number in (-1, -7)}
-    assert [what for what in said[-7] if what not in said[-1]] == ["trainer.save_freq must be int from -1, not -7"]
+@pytest.mark.parametrize("key", ["trainer.save_freq", "trainer.test_freq"])
+def test_numbers_below_minus_one_are_never_as_in_verl_and_reported(key: str) -> None:
+    read = {number: load("verl", f"{key}={number}") for number in (-1, -7)}
+    assert read[-7].config == read[-1].config and read[-7].problems == read[-1].problems
+    assert [text for text in read[-7].warnings if text not in read[-1].warnings] == [
+        f"{key}=-7 counts as never, as in verl; -1 says so"
+    ]
 
 
 def test_a_misspelt_key_that_must_be_given_is_reported_alone(tmp_path: Path) -> None:

@@ -180,6 +180,9 @@ def trainer(keys: Reader) -> dict[str, Any]:
     if isinstance(test, bool):
         keys.warn(f"trainer.test_freq={test} counts as {int(test)}")
         test = int(test)
+    for name, value in (("save_freq", save), ("test_freq", test)):
+        if value < -1:
+            keys.warn(f"trainer.{name}={value} counts as never, as in verl; -1 says so")
     fields = {
         "checkpoint.every_steps": save if save > 0 else None,
         "checkpoint.at_end": save > 0,
