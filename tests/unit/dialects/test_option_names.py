@@ -123,7 +123,7 @@ def test_numbers_below_minus_one_are_never_as_in_verl_and_reported(key: str) -> 
     read = {number: load("verl", f"{key}={number}") for number in (-1, -7)}
     assert read[-7].config == read[-1].config and read[-7].problems == read[-1].problems
     assert [text for text in read[-7].warnings if text not in read[-1].warnings] == [
-        f"{key}=-7 counts as never, as in verl; -1 says so"
+        f"{key}=-7 counts as never, as in verl; -1 is the usual word"
     ]
 
 

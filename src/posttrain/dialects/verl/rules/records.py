@@ -182,7 +182,7 @@ def trainer(keys: Reader) -> dict[str, Any]:
         test = int(test)
     for name, value in (("save_freq", save), ("test_freq", test)):
         if value < -1:
-            keys.warn(f"trainer.{name}={value} counts as never, as in verl; -1 says so")
+            keys.warn(f"trainer.{name}={value} counts as never, as in verl; -1 is the usual word")
     fields = {
         "checkpoint.every_steps": save if save > 0 else None,
         "checkpoint.at_end": save > 0,
