@@ -114,6 +114,16 @@ def fleet_of(crew: Crew) -> tuple[Fleet, list[tuple[str, int, dict[str, Any]]]]:
     return fleet, events
 
 
+def replaying(schedule: list[dict[str, Any]], crew: Crew) -> Fleet:
+    return Fleet(
+        crew,  # type: ignore[arg-type]
+        SamplingParams(max_response_tokens=8),
+        hear=lambda: None,
+        record=lambda *more: None,
+        again=replace(Passes.of(schedule), most=1),
+    )
+
+
 def test_a_rest_for_a_sampler_that_joins_is_told_from_the_end_of_a_step() -> None:
     """Step 1 chooses twice; in the second wait the sampler rests at pass 0 and another one joins, and both rest at its end."""
     schedule = [
@@ -127,13 +137,7 @@ def test_a_rest_for_a_sampler_that_joins_is_told_from_the_end_of_a_step() -> Non
         {"step": 1, "event": "synced"},
     ]
     crew = Crew("a")
-    fleet = Fleet(
-        crew,  # type: ignore[arg-type]
-        SamplingParams(max_response_tokens=8),
-        hear=lambda: None,
-        record=lambda *more: None,
-        again=replace(Passes.of(schedule), most=1),
-    )
+    fleet = replaying(schedule, crew)
     fleet.served(0, "hash")
     first, second, ended = Awaited(1, 0), Awaited(1, 1), Awaited(1, 2)
     assert not fleet.will_take_in(first) and not fleet.takes_in(first)
@@ -162,13 +166,7 @@ def test_a_sampler_that_is_ready_sooner_joins_no_sooner_than_it_did() -> None:
         {"step": 2, "event": "joined", "sampler": 1, "version": 2},
     ]
     crew = Crew("a")
-    fleet = Fleet(
-        crew,  # type: ignore[arg-type]
-        SamplingParams(max_response_tokens=8),
-        hear=lambda: None,
-        record=lambda *more: None,
-        again=replace(Passes.of(schedule), most=1),
-    )
+    fleet = replaying(schedule, crew)
     fleet.served(0, "hash")
     crew.all.append(Sampler("b"))
     assert fleet.at_rest()
