@@ -249,8 +249,9 @@ def test_runs_that_cannot_replay_or_balance_say_so() -> None:
     two, replay = {"placement": {"devices": 2}}, {"rollout": {"routing_replay": True}}
     assert said(**replay) == said(**two, **replay, policy={"engine": "fsdp"}) == []
     assert said(**two, **replay, policy={"engine": "megatron"}) == []
-    assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "megatron"}) == [
-        "loss.router_balance_coef is not supported by policy.engine=megatron"
+    assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "megatron"}) == []
+    assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "deepspeed"}) == [
+        "loss.router_balance_coef is not supported by policy.engine=deepspeed"
     ]
     again = {"routing_replay": True}
     assert said(**two, policy={"engine": "deepspeed", **again}) == [

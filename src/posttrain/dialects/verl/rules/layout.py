@@ -186,7 +186,7 @@ def _as_the_policy_is(
     on them. Returns devices per copy, and those that share a sequence."""
     place = f"critic.{MINDSPEED if keys.written(f'critic.{MINDSPEED}') else MEGATRON}"
     ours, theirs = (fields[f"{role}.engine_options"] for role in ("critic", "policy"))
-    different = [name for name in MEGATRONS_SIZES if fields[f"critic.{name}"] != fields[f"policy.{name}"]]
+    different = [name for name in MEGATRONS_SIZES if 1 <= fields[f"critic.{name}"] != fields[f"policy.{name}"]]
     split = [f"{place}.{MEGATRONS_SIZES[name]}" for name in different]
     split += [f"{place}.{name}" for name in (EXPERTS_OVER, ONE_EXPERT_OVER) if ours.get(name) != theirs.get(name)]
     if not split:
