@@ -1,7 +1,7 @@
 """What a step costs besides its models: the real loop, stages, rewards, records and files, with engines that compute nothing.
 
     python benchmarks/controller.py [--samples 1000,10000,100000] [--tokens 128] [--steps 3] [--reward own|gsm8k] [--workers 0]
-        [--samplers 0] [--light 0] [--critic] [--kl] [--asynchronous separate] [--direct] [--batches] [--held 100,500]
+        [--samplers 0] [--light 0] [--critic] [--kl] [--asynchronous separate] [--batches] [--held 100,500]
 
 Every size is a process of its own: groups of 8, responses of 1 to --tokens tokens (null_engines.py), on one device, or with
 --workers 1,8,64 under Ray with so many ranks of the policy, which also sample unless there are --samplers. --light N: all ranks
@@ -64,7 +64,6 @@ def main() -> None:
         "--asynchronous", choices=("off", "colocate", "separate"), default="off", help="sample ahead, at most one step"
     )
     parser.add_argument("--kl", action="store_true", help="a reference, and a KL to it in the reward")
-    parser.add_argument("--direct", action="store_true", help="the driver calls every rank itself, without relays")
     parser.add_argument("--batches", action="store_true", help="write the tensors of every step, too")
     parser.add_argument("--held", default="", help="steps before which everything that the driver holds is counted")
     parser.add_argument("--updates", type=int, default=1, help="per step; more than one needs old log-probs")
@@ -199,12 +198,8 @@ def run(samples: int, folder: Path, arguments: argparse.Namespace) -> None:
 
     traffic, starting = Traffic(), dict[str, float]()
     if workers:
-        from posttrain.backends.runtime.ray import relays
-
         if arguments.light:
             use_light_ranks(arguments.light)
-        if arguments.direct:
-            relays.FEWEST_RANKS = 1 << 30
         traffic.listen()
         time_start(starting)
     before: list[int] = []

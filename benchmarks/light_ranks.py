@@ -123,9 +123,6 @@ class LightHandle:
     def __init__(self, process: Any, rank: str):
         self.process, self.rank = process, rank
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LightHandle, (self.process, self.rank)
-
     def __getattr__(self, method: str) -> LightMethod:
         return LightMethod(self, method, {})
 
@@ -151,7 +148,6 @@ def use_light_ranks(per_process: int) -> None:
     from posttrain.backends.runtime.ray import cluster as module
     from posttrain.backends.runtime.ray import sync, worker_group
     from posttrain.backends.runtime.ray.cluster import Cluster
-    from posttrain.backends.runtime.ray.relay import Relay
     from posttrain.backends.runtime.ray.shelf import Shelf
 
     spawn, call, kill, place = Cluster.spawn, Cluster.call, Cluster.kill, Shelf.place
@@ -162,8 +158,6 @@ def use_light_ranks(per_process: int) -> None:
 
     def light_spawn(cluster: Any, kind: type, arguments: Sequence[Any], **how: Any) -> Any:
         name, *node = arguments
-        if kind is Relay:
-            return spawn(cluster, kind, arguments, **how)
         if not names:
             names.add(name)
             return spawn(cluster, kind, arguments, **how)
@@ -174,13 +168,6 @@ def use_light_ranks(per_process: int) -> None:
         names.add(name)
         return LightHandle(processes[-1], name)
 
-    def light_arguments(name: str, wanted: bool, *given: Any) -> tuple[Any, ...]:
-        """The arguments without a batch, which a light rank does not read, as the records are of torch."""
-        if name == "rows_of" and not isinstance(given[0], int):
-            of, record, *_ = given
-            given = rows[record.binary()], names_of(of)
-        return name, wanted, *(None if isinstance(each, ray.ObjectRef) else each for each in given)
-
     def light_call(cluster: Any, handle: Any, method: str, *arguments: Any) -> Any:
         if method == "begin":
             start, assignment = arguments
@@ -189,7 +176,13 @@ def use_light_ranks(per_process: int) -> None:
                 return call(cluster, handle, method, "light_ranks:start_light_roles", trains)
             return call(cluster, handle, method, start, replace(assignment, ranks=1, meeting=None))
         if isinstance(handle, LightHandle) and method == "call":
-            arguments = light_arguments(*arguments)
+            name, wanted, *given = arguments
+            if name == "rows_of":
+                of, record, *_ = given
+                given = [rows[record.binary()], names_of(of)]
+            # It reads no batch, whose records are of torch
+            given = [None if isinstance(each, ray.ObjectRef) else each for each in given]
+            arguments = (name, wanted, *given)
         return call(cluster, handle, method, *arguments)
 
     def light_kill(cluster: Any, handle: Any) -> None:
@@ -201,15 +194,6 @@ def use_light_ranks(per_process: int) -> None:
             rows[found.record.binary()] = len(value[0])
         return found
 
-    asked = worker_group.WorkerGroup._asked
-
-    def light_asked(group: Any, method: str, arguments: dict[Any, Any]) -> dict[Any, Any]:
-        if method == "call":
-            of_light = [each for each in arguments if isinstance(each.handle, LightHandle)]
-            arguments = arguments | {each: light_arguments(*arguments[each]) for each in of_light}
-        return asked(group, method, arguments)
-
-    worker_group.WorkerGroup._asked = light_asked  # type: ignore[method-assign]
     all_serve = sync._all_serve
 
     def light_serve(trainers: Any, samplers: Any, announced: Served, *how: Any) -> Served:

@@ -31,8 +31,7 @@ PLANS = {
 # Prints the CPU seconds of a worker when it answers
 WORKER = """
 import os
-from posttrain.backends.runtime.ray.assignment import worker_environment
-from posttrain.backends.runtime.ray.cluster import Cluster
+from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
 from posttrain.backends.runtime.ray.worker import Worker
 cluster = Cluster(None, workers=1, object_store_bytes=80 << 20, start_timeout_s=300.0)
 try:

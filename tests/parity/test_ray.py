@@ -54,12 +54,6 @@ def all_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.backends.runtime.ray.shelf.SMALLEST", 1)
 
 
-@pytest.fixture(autouse=True)
-def relays_of_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks, which the driver would call itself, are called through a relay."""
-    monkeypatch.setattr("posttrain.backends.runtime.ray.relays.FEWEST_RANKS", 2)
-
-
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
     folder = tmp_path_factory.mktemp("alone")
@@ -89,10 +83,7 @@ def test_the_numbers_of_a_run_in_one_process(
         for name in ("rollout_logprobs", "advantages", "ref_gap"):  # in the file with 4 digits
             np.testing.assert_allclose(here[name], there[name], rtol=1e-3, atol=2e-4, err_msg=name)
     workers = json.loads((folder / "workers" / "workers.json").read_text())
-    nodes, ranks = changes["placement"].get("nodes", 1), sum("trainer rank" in name for name in workers)
-    assert len({worker["node"] for worker in workers.values()}) == nodes
-    expected = ["trainer relay 0"] if ranks > 1 else []
-    assert [name for name in workers if "trainer relay" in name] == expected
+    assert len({worker["node"] for worker in workers.values()}) == changes["placement"].get("nodes", 1)
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from posttrain.processes.environment import Kind, variables_for
-
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SftConfig
     from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
@@ -32,16 +30,3 @@ class WorkerAssignment:
     timeout_s: float  # of what the ranks do together
     folders: tuple[str, str]  # of the run, and the one in which relative paths begin: every node must see them
     visible: str = ""  # the devices of a copy that several share, as CUDA_VISIBLE_DEVICES; "": this worker's own
-
-
-def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
-    """Return the environment of a worker, set before it imports torch: as the command line sets it for one process.
-
-    The variables of malloc do what ``mallopt`` does there; on the CPU freed memory is kept. What this process has set for
-    libraries goes along, as a cluster's nodes do not have it.
-    """
-    own = variables_for(Kind.RAY_WORKER)
-    if cuda:
-        return own
-    keep = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_MMAP_MAX_": "0"}
-    return keep | own | {"OMP_NUM_THREADS": str(threads)}

@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from posttrain.backends.runtime.ray import own_folder
 from posttrain.errors import ConfigError, Problem, RunStopped
+from posttrain.processes.environment import Kind, variables_for
 
 T = TypeVar("T")
 # Of a cluster of its own. Its workers are what the machine is there for (Ray would have them yield to everything else), and each
@@ -59,44 +60,7 @@ class NodeGone(Exception):
     """A node does not answer."""
 
 
-class Calls:
-    """Calls of workers and their answers, in any process of the cluster."""
-
-    def call(self, handle: Any, method: str, *arguments: Any) -> Any:
-        """Call a worker's method. Returns at once; a promise. Promises among the arguments arrive as their values."""
-        return getattr(handle, method).remote(*arguments)
-
-    def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """The same for a method that returns two values: a promise of each.
-
-        A value of which this process has the promise stays in shared memory until that is forgotten, also when the worker ends.
-        """
-        first, second = getattr(handle, method).options(num_returns=2).remote(*arguments)
-        return first, second
-
-    def ready(self, promises: Sequence[Any], timeout_s: float, *, whole: bool = False) -> list[Any]:
-        """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one, or with ``whole`` for
-        all of them, and of many of these longer: a look at 64 that are open takes a millisecond."""
-        count = len(promises) if whole else 1
-        timeout_s = max(timeout_s, len(promises) / LOOKS_PER_S) if whole else timeout_s
-        done, _ = ray.wait(list(promises), num_returns=count, timeout=timeout_s, fetch_local=False)
-        if done and not whole:
-            done, _ = ray.wait(list(promises), num_returns=len(promises), timeout=0, fetch_local=False)
-        return list(done)
-
-    def value(self, promise: Any, timeout_s: float) -> Any:
-        """Raises: WorkerDied; TimeoutError."""
-        try:
-            return ray.get(promise, timeout=timeout_s)
-        except GetTimeoutError:
-            raise TimeoutError from None
-        except OutOfMemoryError as error:
-            raise KilledForMemory(str(error)) from error
-        except RayActorError as error:
-            raise WorkerDied(str(error)) from error
-
-
-class Cluster(Calls):
+class Cluster:
     """A connection to a Ray cluster, which is started on this machine when no address is given and ends with the connection.
 
     Args: workers that will run, which a cluster of its own has room for; object_store_bytes of shared memory at most, for a
@@ -245,9 +209,42 @@ class Cluster(Calls):
         except RayError as error:
             raise RunStopped(f"{name} does not start: {error}") from error
 
+    def call(self, handle: Any, method: str, *arguments: Any) -> Any:
+        """Call a worker's method. Returns at once; a promise. Promises among the arguments arrive as their values."""
+        return getattr(handle, method).remote(*arguments)
+
+    def call_for_two(self, handle: Any, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """The same for a method that returns two values: a promise of each.
+
+        A value of which this process has the promise stays in shared memory until that is forgotten, also when the worker ends.
+        """
+        first, second = getattr(handle, method).options(num_returns=2).remote(*arguments)
+        return first, second
+
     def put(self, value: Any) -> Any:
         """A promise of a value that lies in shared memory until the promise is forgotten. Raises: as ``put``."""
         return put(value)
+
+    def ready(self, promises: Sequence[Any], timeout_s: float, *, whole: bool = False) -> list[Any]:
+        """Return the promises that are fulfilled or failed; waits at most ``timeout_s`` for the first one, or with ``whole`` for
+        all of them, and of many of these longer: a look at 64 that are open takes a millisecond."""
+        count = len(promises) if whole else 1
+        timeout_s = max(timeout_s, len(promises) / LOOKS_PER_S) if whole else timeout_s
+        done, _ = ray.wait(list(promises), num_returns=count, timeout=timeout_s, fetch_local=False)
+        if done and not whole:
+            done, _ = ray.wait(list(promises), num_returns=len(promises), timeout=0, fetch_local=False)
+        return list(done)
+
+    def value(self, promise: Any, timeout_s: float) -> Any:
+        """Raises: WorkerDied; TimeoutError."""
+        try:
+            return ray.get(promise, timeout=timeout_s)
+        except GetTimeoutError:
+            raise TimeoutError from None
+        except OutOfMemoryError as error:
+            raise KilledForMemory(str(error)) from error
+        except RayActorError as error:
+            raise WorkerDied(str(error)) from error
 
     def on_node(self, node: str, function: Callable[..., T], *arguments: Any, timeout_s: float = 15.0) -> T:
         """Call a function of this package on a node, in a process of its own unless the node is this one.
@@ -321,6 +318,19 @@ class RayArray:
 def store(values: NDArray[Any]) -> RayArray:
     """Put an array into the object store. Raises: as ``put``."""
     return RayArray(put(values))
+
+
+def worker_environment(threads: int, cuda: bool) -> dict[str, str]:
+    """Return the environment of a worker, set before it imports torch: as the command line sets it for one process.
+
+    The variables of malloc do what ``mallopt`` does there; on the CPU freed memory is kept. What this process has set for
+    libraries goes along, as a cluster's nodes do not have it.
+    """
+    own = variables_for(Kind.RAY_WORKER)
+    if cuda:
+        return own
+    keep = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_MMAP_MAX_": "0"}
+    return keep | own | {"OMP_NUM_THREADS": str(threads)}
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.backends.runtime.ray.assignment import START_ROLES, WorkerAssignment, worker_environment
-from posttrain.backends.runtime.ray.cluster import Cluster
+from posttrain.backends.runtime.ray.assignment import START_ROLES, WorkerAssignment
+from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
 from posttrain.backends.runtime.ray.crew import RayCrew
 from posttrain.backends.runtime.ray.endpoints import EndpointSync
 from posttrain.backends.runtime.ray.profiling import RayProfiler
@@ -25,7 +25,6 @@ from posttrain.backends.runtime.ray.proxies import (
     RemoteScorer,
     RowWorkers,
 )
-from posttrain.backends.runtime.ray.relays import launch_relays, started_relays
 from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
 from posttrain.backends.runtime.ray.shelf import Shelf, step_bytes
@@ -128,13 +127,10 @@ class _Start:
         self.reserved = self.cluster.reserve(bundles, timeout_s)
         self.watch.start()
         # They start side by side
-        launched = [
-            (group, self._launch(group, group.leading), launch_relays(self.cluster, group, self.reserved))
-            for group in self.groups
-        ]
+        launched = [(group, self._launch(group, group.leading)) for group in self.groups]
         worker_groups = {
-            group.name: self._workers(group, self._arrived(group, group.leading, handles), relays)
-            for group, handles, relays in launched
+            group.name: self._workers(group, self._arrived(group, group.leading, handles))
+            for group, handles in launched
         }
         for group in self.groups:
             self._hold(group)
@@ -249,15 +245,13 @@ class _Start:
             for rank, member in enumerate(members)
         }
 
-    def _workers(self, group: RoleGroup, members: list[Member], relays: Sequence[Any]) -> WorkerGroup:
-        timeout_s = self.config.placement.start_timeout_s
+    def _workers(self, group: RoleGroup, members: list[Member]) -> WorkerGroup:
         return WorkerGroup(
             cluster=self.cluster,
             watch=self.watch,
             members=members,
             timeout_s=self.config.placement.call_timeout_s,
             shelf=self.shelf,
-            relays=started_relays(self.cluster, self.watch, group, members, relays, timeout_s),
         )
 
     def learner(self) -> Learner:

@@ -16,7 +16,6 @@ from typing import Any
 
 from posttrain.backends.runtime.ray.cluster import Cluster, NodeGone, RayArray, WorkerDied
 from posttrain.backends.runtime.ray.processes import WorkerProcess, end, state, tail, telling_lines
-from posttrain.backends.runtime.ray.relay import SETTLE_S, Dead, Open, PassedOn
 from posttrain.backends.runtime.ray.worker import Failure, News, PackedGroups
 from posttrain.errors import RunStopped
 from posttrain.records.notices import Notices
@@ -24,6 +23,7 @@ from posttrain.records.notices import Notices
 ROUND_S = 0.5  # between two polls of a worker, or longer where there are many
 POLLS_PER_S = 32  # of all workers: each takes about half a millisecond of the driver
 SILENCE_S = 3.0  # without an answer, after which its process is looked up on its node
+SETTLE_S = 4.0  # after an error of one worker, in which another is found to be its cause
 LAST_LINES = 8  # of a lost worker, that are shown
 DEAD = "has died: it was killed, or crashed"
 
@@ -135,32 +135,22 @@ class Watch:
     ) -> dict[Member, Any]:
         """Wait for the results of calls to several workers.
 
-        Args: promises, of which workers may share one (relay.PassedOn); ``what`` they do, for messages; ``on_round`` is called
-            several times a second meanwhile; ``moved`` tells whether a part of the work has ended since it was last called, from
-            when on the deadline counts again.
+        Args: ``what`` they do, for messages; ``on_round`` is called several times a second meanwhile; ``moved`` tells whether a
+            part of the work has ended since it was last called, from when on the deadline counts again.
         Raises: WorkerLost for a worker that is dead or stopped; RunStopped when one does not finish in time; an error that
             happened in a worker, as if it had happened here.
         """
         begun = time.monotonic()
         results: dict[Member, Any] = {}
-        waiting: dict[Any, PassedOn] = {}
-        for member, given in promises.items():
-            passed = given if isinstance(given, PassedOn) else PassedOn(given, None, (member,))
-            waiting[passed.promise] = passed
+        waiting = {promise: member for member, promise in promises.items()}
         failed_at: float | None = None
         while waiting or failed_at:
             for promise in self._kept(list(waiting)):
-                passed = waiting.pop(promise)
+                member = waiting.pop(promise)
                 try:
-                    found = self.cluster.value(promise, deadline_s)
+                    results[member] = self.cluster.value(promise, deadline_s)
                 except WorkerDied as died:
-                    self.found_dead(passed.relay or passed.members[0], died)
-                    continue
-                for member, answer in zip(passed.members, found if passed.relay else [found], strict=True):
-                    if isinstance(answer, Dead):
-                        self.found_dead(member, answer)
-                    elif not isinstance(answer, Open):
-                        results[member] = answer
+                    self.found_dead(member, died)
             if on_round:
                 on_round()
             if moved and moved():
@@ -179,7 +169,7 @@ class Watch:
                     member = foreseen or next(iter(failures))
                     raise failures[member].error(member.name)
             elif now - begun > deadline_s:
-                late = ", ".join(member.name for passed in waiting.values() for member in passed.members)
+                late = ", ".join(member.name for member in waiting.values())
                 raise RunStopped(f"{what}: no answer of {late} within {deadline_s:g} s (placement.call_timeout_s)")
         return results
 
@@ -189,7 +179,7 @@ class Watch:
             return []
         return self.cluster.ready(promises, 0.1, whole=True)
 
-    def found_dead(self, member: Member, died: WorkerDied | Dead | None = None) -> None:
+    def found_dead(self, member: Member, died: WorkerDied | None = None) -> None:
         """Record that a call has found the worker dead."""
         self._lose(member, (died and died.why) or DEAD)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.backends.runtime.ray.answers import whole_of
 from posttrain.backends.runtime.ray.cluster import Cluster
-from posttrain.backends.runtime.ray.relay import PassedOn
-from posttrain.backends.runtime.ray.relays import RankRelay
 from posttrain.backends.runtime.ray.shelf import Shelf
 from posttrain.backends.runtime.ray.watch import Member, Watch
 
@@ -26,7 +24,6 @@ class WorkerGroup:
     shelf: Shelf  # of all groups of the run
     # Held during a call: one of another thread waits for its end, because all ranks must have calls in the same order
     turn: threading.RLock = field(default_factory=threading.RLock)
-    relays: Sequence[RankRelay] = ()  # of a large group, which pass calls on to their ranks
 
     def call(self, method: str, *arguments: Any, what: str = "") -> Any:
         """Call a method of every rank's roles with the same arguments; the result of rank 0.
@@ -34,14 +31,18 @@ class WorkerGroup:
         Large arguments are given as promises (``shelf``), so that they travel once per node.
         """
         with self.turn:
-            asked = {member: (method, rank == 0, *arguments) for rank, member in enumerate(self.members)}
-            promises = self._asked("call", asked)
+            promises = {
+                member: self.cluster.call(member.handle, "call", method, rank == 0, *arguments)
+                for rank, member in enumerate(self.members)
+            }
             return self.watch.wait(promises, what or method, self.timeout_s)[self.members[0]]
 
     def answer(self, method: str, *arguments: Any, what: str = "", moved: Callable[[], bool] | None = None) -> Any:
         """The same for a method that answers in parts (``answers``); the whole result. Args: moved, see Watch.wait."""
         with self.turn:
-            promises = self._asked("call", dict.fromkeys(self.members, (method, True, *arguments)))
+            promises = {
+                member: self.cluster.call(member.handle, "call", method, True, *arguments) for member in self.members
+            }
             found = self.watch.wait(promises, what or method, self.timeout_s, moved=moved)
         return whole_of([found[member] for member in self.members])
 
@@ -59,26 +60,16 @@ class WorkerGroup:
     ) -> list[Any]:
         """Call a method of the first ranks' roles, each with its own arguments; what each of them returns."""
         with self.turn:
-            asked = {member: (method, True, *its) for member, its in zip(self.members, arguments, strict=False)}
-            promises = self._asked("call", asked)
+            promises = {
+                member: self.cluster.call(member.handle, "call", method, True, *its)
+                for member, its in zip(self.members, arguments, strict=False)
+            }
             results = self.watch.wait(promises, what or method, self.timeout_s, on_round)
         return [results[member] for member in self.members[: len(arguments)]]
 
     def each_aside(self, method: str, *arguments: Any, what: str = "") -> None:
         """Call a method of every rank's roles while it may be doing other work."""
-        promises = self._asked("call_aside", dict.fromkeys(self.members, (method, *arguments)))
+        promises = {
+            member: self.cluster.call(member.handle, "call_aside", method, *arguments) for member in self.members
+        }
         self.watch.wait(promises, what or method, self.timeout_s)
-
-    def _asked(self, method: str, arguments: Mapping[Member, tuple[Any, ...]]) -> dict[Member, Any]:
-        """Call a method of Worker on members. Returns: a promise for each, which those of a relay share."""
-        if len(arguments) <= len(self.relays) or not self.relays:
-            return {member: self.cluster.call(member.handle, method, *its) for member, its in arguments.items()}
-        promises: dict[Member, Any] = {}
-        for relay in self.relays:
-            own = [(rank, each) for rank, each in enumerate(relay.ranks) if each in arguments]
-            if own:
-                calls = [(rank, method, arguments[each]) for rank, each in own]
-                promise = self.cluster.call(relay.member.handle, "pass_on", calls)
-                passed = PassedOn(promise, relay.member, tuple(each for _, each in own))
-                promises |= dict.fromkeys(passed.members, passed)
-        return promises
