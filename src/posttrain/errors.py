@@ -92,6 +92,10 @@ class DataError(RequestError):
     """A dataset cannot be read, or does not match the configuration."""
 
 
+class UnreadImages(DataError):
+    """An environment shows images, and the model reads text only: none of its episodes can be played."""
+
+
 class ModelError(RequestError):
     """A model folder cannot be used: weights or tokenizer are missing, or the architecture cannot be trained."""
 

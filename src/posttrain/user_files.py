@@ -140,20 +140,48 @@ def _import_file(file: Path) -> ModuleType:
 
 def run_file(name: str, file: Path) -> ModuleType:
     """Run a file as the module ``name``, from its text: Python's own cache takes a file that was changed within a second,
-    to the same length, for unchanged.
+    to the same length, for unchanged. One that imports files beside it (``from .judge import score``) is a module of their
+    package, whose own ``__init__.py`` is not run.
 
     Raises: whatever the file raises; then there is no such module.
     """
-    spec = importlib.util.spec_from_file_location(name, file, loader=_FromText(name, str(file)))
+    package = _package_of(file)
+    names = [f"{package}.{name}", name] if package else [name]
+    spec = importlib.util.spec_from_file_location(names[0], file, loader=_FromText(names[0], str(file)))
     assert spec is not None and spec.loader is not None  # a loader is given
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    sys.modules |= dict.fromkeys(names, module)  # dataclasses and pickle look modules up by name
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        for each in names:
+            sys.modules.pop(each, None)
         raise
     return module
+
+
+def _package_of(file: Path) -> str:
+    """Make the packages around a file that imports by them, without a run of theirs, and return the name of the innermost; ""
+    for a file without such imports."""
+    try:
+        imports = [node.level for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom)]
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    if not any(imports):
+        return ""
+    around = [file.parent]
+    while len(around) < max(imports) or (around[0] / "__init__.py").is_file():
+        if around[0].parent == around[0]:
+            break
+        around.insert(0, around[0].parent)
+    name = ""
+    for folder in around:
+        step = folder.name if name else f"of_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+        name = f"{name}.{step}" if name else step
+        if name not in sys.modules:
+            package = sys.modules[name] = ModuleType(name)
+            package.__path__ = [str(folder)]
+    return name
 
 
 class _FromText(SourceFileLoader):

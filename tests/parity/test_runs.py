@@ -24,6 +24,7 @@ from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.errors import RequestError, RunInterrupted, RunStopped
 from posttrain.loops import rl_sync
+from posttrain.plan.checks.train import check
 from posttrain.run.checkpoint import Checkpoints
 from warm.processes import WarmProcess, run
 
@@ -398,6 +399,20 @@ def test_a_run_that_only_validates_makes_no_step_and_no_checkpoint(make: Make, s
     train_run(make("only", validation={"only": True}))
     assert [line["step"] for line in metrics_of(folder)] == [0, 1, 1]
     assert metrics_of(folder)[2].keys() < metrics_of(folder)[1].keys()
+
+
+@pytest.mark.slow
+def test_a_run_that_only_validates_needs_no_training_data(make: Make, straight: Path) -> None:
+    """Its numbers are those of a run that has some."""
+    config = make("bare", validation={"only": True}, data={"train_files": []})
+    assert not check(config)
+    train_run(config)
+    [line] = metrics_of(Path(config.folder))
+    found = {name: value for name, value in line.items() if name.startswith("validation/")}
+    wanted = {name: value for name, value in metrics_of(straight)[0].items() if name.startswith("validation/")}
+    assert found == wanted and found
+    [problem] = check(make("none", data={"train_files": []}))
+    assert problem.field == "data.train_files"
 
 
 def test_used_folder_is_refused_without_resuming(make: Make) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from posttrain.build.train import train_run
+from posttrain.cli.request import other_file_problems
 from posttrain.config import RunConfig
-from posttrain.errors import RequestError, RunStopped
+from posttrain.errors import UnreadImages
 from posttrain.models.tiny_vision import write_tiny_vision_model
 from posttrain.plan.checks.train import check, unsupported
 
@@ -60,8 +61,16 @@ def test_a_written_image_token_ends_the_episode_and_no_run(tmp_path: Path) -> No
 
 
 def test_a_model_without_eyes_is_told(tmp_path: Path, tiny_llama: Path) -> None:
-    with pytest.raises((RunStopped, RequestError), match="the model reads text only"):
+    """By the first picture, in one error: every other episode would fail alike."""
+    with pytest.raises(UnreadImages, match="the model reads text only; choose a Qwen2-VL"):
         train_run(game(tmp_path / "run", tiny_llama))
+
+
+def test_plan_refuses_pictures_before_a_model_of_text(tmp_path: Path, model: Path, tiny_llama: Path) -> None:
+    assert not other_file_problems(game(tmp_path / "run", model))
+    [problem] = other_file_problems(game(tmp_path / "run", tiny_llama))
+    assert (problem.field, problem.what.partition(", and")[0]) == ("model.path", "environments show pictures")
+    assert not other_file_problems(game(tmp_path / "run", tiny_llama, environment={"settings": {"pictures": False}}))
 
 
 def test_what_reads_no_pictures_is_refused_by_plan(tmp_path: Path, model: Path) -> None:

@@ -23,3 +23,23 @@ def test_a_file_that_was_changed_within_the_second_is_run_as_it_is_now(
         found += [import_path(str(file)).SCALE, run_file(f"again_{text[-2]}", file).SCALE]
     assert found == [4, 4, 8, 8]
     assert [each.name for each in tmp_path.iterdir()] == ["reward.py"]
+
+
+def test_a_file_of_a_package_imports_what_stands_beside_it_and_above(tmp_path: Path) -> None:
+    """Their package's own __init__.py, which may need a whole framework, is not run."""
+    package = tmp_path / "own" / "scores"
+    package.mkdir(parents=True)
+    (tmp_path / "own/__init__.py").write_text("import a_framework_that_is_not_there\n")
+    (package / "__init__.py").write_text("")
+    (tmp_path / "own/limits.py").write_text("LARGEST = 4\n")
+    (package / "near.py").write_text("from ..limits import LARGEST\nSCALE = 2 * LARGEST\n")
+    (package / "score.py").write_text("from . import near\nfrom .near import SCALE\nTOLD = near.SCALE + SCALE\n")
+    assert import_path(str(package / "score.py")).TOLD == 16
+
+
+def test_files_of_one_name_in_two_packages_stay_apart(tmp_path: Path) -> None:
+    for name, value in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "near.py").write_text(f"VALUE = {value}\n")
+        (tmp_path / name / "score.py").write_text("from .near import VALUE\n")
+    assert [import_path(str(tmp_path / name / "score.py")).VALUE for name in ("one", "two")] == [1, 2]

@@ -1,8 +1,8 @@
 """A user's dataset and sampler, in the child process that holds them: the handler of calls that ``own_prompts`` makes.
 
 Both are constructed as verl does: ``Class(data_files=[...], tokenizer=..., processor=None, config=...)`` with the section
-``data`` as a DictConfig, and ``Sampler(data_source=dataset, data_config=config)``. ``parquet_files`` and ``max_samples`` are
-given to a class that takes them.
+``data`` as a DictConfig, and ``Sampler(data_source=dataset, data_config=config)``. ``parquet_files``,
+``max_samples`` and ``what`` (training or validation) are given to a class that takes them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make(setup: Mapping[str, Any]) -> OwnRows:
         made = _class(*setup["dataset"], what="dataset")
         files = list(setup["files"])
         offered = {"data_files": files, "parquet_files": files, "tokenizer": tokenizer, "processor": None}
-        offered |= {"config": config, "max_samples": setup["max_samples"]}
+        offered |= {"config": config, "max_samples": setup["max_samples"], "what": setup["what"]}
         dataset = made(**arguments_taken(made, offered))
         for method in ("__len__", "__getitem__"):
             if not hasattr(dataset, method):

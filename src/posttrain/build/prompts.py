@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.config import RunConfig
 from posttrain.config.data import DataConfig
+from posttrain.config.roles import draws_no_prompts
 from posttrain.data.curriculum import CurriculumLoader
 from posttrain.data.domains import DomainLoader
 from posttrain.data.episodes import training_episodes
@@ -47,9 +48,16 @@ def read_prompts(
 def training_prompts(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, processor: PromptImageReader | None, open_ones: ExitStack
 ) -> tuple[PromptSet, Child | None]:
-    """Read the prompts that a run trains on. Returns: them, and the process of a sampler class, which ``open_ones`` closes; None
-    without one. Raises: RequestError."""
+    """Read the prompts that a run trains on; one without, which only validates, has its held-out ones.
+
+    Returns: them, and the process of a sampler class, which ``open_ones`` closes; None without one.
+    Raises: RequestError.
+    """
     data = config.data
+    if draws_no_prompts(config):
+        held_out = read_prompts(config, tokenizer, processor, what="validation").prompts
+        # As many as a step has, of which none is drawn
+        return PromptSet.generated(held_out * -(-data.prompts_per_step // max(len(held_out), 1))), None
     if config.environment.train_episodes is not None:
         return PromptSet.generated(training_episodes(config.environment)), None
     if data.sampler_class_file is None:

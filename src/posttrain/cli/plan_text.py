@@ -20,6 +20,7 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.reading.validate import show
+from posttrain.config.roles import draws_no_prompts
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.plan.batch import process_sequences_per_update
 from posttrain.plan.estimate import estimate, process_reward_memory
@@ -74,6 +75,7 @@ def _settings_text(request: TrainRequest) -> str:
         (
             "data",
             episodes_text(config.environment.train_episodes)
+            or ("none: the run only validates" if draws_no_prompts(config) else "")
             or f"{files_text(config.data.train_files)}{_prompts(request.training_prompts)}",
         ),
         *([("images", f"{request.images}; each counts in max_prompt_tokens")] if request.images else []),
@@ -350,6 +352,8 @@ def _micro_batches(request: TrainRequest) -> list[tuple[str, str]]:
 
 def _whole_run(request: TrainRequest) -> str:
     plan, run = request.batches, request.loaded.config.run
+    if request.loaded.config.validation.only:
+        return "Whole run\n  one validation, and no step"
     lines = ["Whole run"]
     if plan.steps_per_epoch is not None:
         lines.append(

@@ -12,6 +12,7 @@ from typing import Any
 
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
+from posttrain.config.roles import draws_no_prompts
 from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, is_switch, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
@@ -20,7 +21,7 @@ from posttrain.dialects.scripts.names import is_script
 from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
-from posttrain.plan.checks.images import image_problems
+from posttrain.plan.checks.images import SHOWN, image_problems, shows_pictures
 from posttrain.plan.checks.own_classes import check_callback, check_own_classes, check_own_files
 from posttrain.plan.files import check_chat_template, check_reads_images, check_run_files, check_sees_alike
 from posttrain.plan.heads import head_problems
@@ -296,8 +297,8 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
 
     data = loaded.config.data
     generated = loaded.config.environment
-    own = data.dataset_class_file is not None
-    problems = check_own_files(data) if own else check_files(data, needed=generated.train_episodes is None)
+    own, none = data.dataset_class_file is not None, draws_no_prompts(loaded.config)
+    problems = check_own_files(data) if own else check_files(data, needed=generated.train_episodes is None and not none)
     problems += check_own_classes(loaded.config)
     counts: list[int | None] = [None, None]
     if not problems and not loaded.problems and not own:
@@ -315,7 +316,7 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
         except DataError as error:
             problems += error.problems
     problems += other_file_problems(loaded.config)
-    training, validation = counts
+    training, validation = None if none else counts[0], counts[1]
     if training is not None and data.max_prompts is not None:
         training = min(training, data.max_prompts)
     return problems, training, validation
@@ -335,7 +336,18 @@ def other_file_problems(config: RunConfig) -> list[Problem]:
         *(check_chat_template(config.model) if templated else ()),
         *check_environments(config),
         *check_positions(config),
+        *_check_pictures(config),
     ]
+
+
+def _check_pictures(config: RunConfig) -> list[Problem]:
+    """Check that the model reads the images of environments that show some."""
+    if not shows_pictures(config):
+        return []
+    from posttrain.data.images import VISION_MODELS
+    from posttrain.data.turn_images import TEXTS_INSTEAD
+
+    return check_reads_images(config.model, VISION_MODELS, TEXTS_INSTEAD, SHOWN)
 
 
 def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:

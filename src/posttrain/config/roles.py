@@ -21,6 +21,12 @@ TOKEN_INPUTS = frozenset(
 VLLM_LARGEST_RANK = 512  # of adapters
 
 
+def draws_no_prompts(config: RunConfig) -> bool:
+    """Return True for a run that only validates, and names no training data."""
+    generated = config.environment.train_episodes is not None
+    return config.validation.only and not config.data.train_files and not generated
+
+
 def needs_values(config: RunConfig) -> bool:
     """Tell whether the advantage estimator reads values, so that the run has a critic; False for an unknown name."""
     return "values" in config.advantage.about.inputs and not config.distillation.alone

@@ -53,7 +53,7 @@ def load_own_prompts(
         prompts that are too long.
     """
     limit = data.max_prompts if what == "training" else None
-    child = start(files, data, model, sampler=sampler, limit=limit)
+    child = start(files, data, model, sampler=sampler, limit=limit, what=what)
     try:
         rows, names, tokenised = _read(child, data, tokenizer, what)
         prompts = settle_lengths(rows, names, tokenised, data, tokenizer, what=what, processor=None)
@@ -71,6 +71,7 @@ def start(
     sampler: bool,
     limit: int | None = None,
     rows: Sequence[Mapping[str, Any]] = (),
+    what: What = "training",
 ) -> Child:
     """Start the process of the classes. Args: ``rows`` stand in for a dataset class where there is none.
 
@@ -83,6 +84,7 @@ def start(
     setup = {
         **classes,
         "files": list(files),
+        "what": what,
         "options": data.dataset_class_options,
         "max_samples": -1 if limit is None else limit,
         "model": model.model_dump(mode="json"),

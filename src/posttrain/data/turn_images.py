@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.images import A_VISION_MODEL, BadImage, ImageFile, PromptImageReader, read_images
-from posttrain.errors import DataError, Problem
+from posttrain.errors import DataError, Problem, UnreadImages
 from posttrain.interfaces.env import Message
 from posttrain.records.images import PromptImages
 
 IMAGES = ("image", "image_url")  # types of parts; the image is under the same key
+TEXTS_INSTEAD = f"{A_VISION_MODEL}, or an environment of texts"
 KEPT_FILES = 512  # checked images that are remembered: every turn renders the whole conversation
 
 
@@ -32,12 +33,12 @@ class TurnImages:
     def placed(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages whose image parts are places alone, in the form that templates of vision models accept.
 
-        Raises: DataError for images that the model does not read.
+        Raises: UnreadImages for a model of text.
         """
         if self.reader is None:
             if any(_sources(messages)):
                 what = "the environment shows an image, and the model reads text only"
-                raise DataError(Problem(what, fix=f"{A_VISION_MODEL}, or an environment of texts"))
+                raise UnreadImages(Problem(what, fix=TEXTS_INSTEAD))
             return list(messages)
         return [{**message, "content": _parts(message.get("content"))} for message in messages]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from posttrain.dialects.ledger import LATER, Key, Ledger
-from posttrain.dialects.likeness import nearest_keys, one_slip
+from posttrain.dialects.likeness import nearest_keys, one_slip, short_of
 from posttrain.dialects.option_names import options_of
 from posttrain.dialects.trees import parents
 from posttrain.dialects.value_types import type_text
@@ -84,7 +84,10 @@ class Known:
             alike = [leaves for other, leaves in sections if other.rpartition(".")[2] == last]
             alike = alike or [leaves for other, leaves in sections if other.count(".") == above.count(".")]
             names = [*dict.fromkeys(f"{above}.{leaf}" for leaves in alike for leaf in leaves)]
-        return "" if key in names else next((name for name in names if one_slip(key, name)), "")
+        if key in names:
+            return ""
+        slips = [name for name in names if one_slip(key, name)] or [name for name in names if short_of(key, name)]
+        return next(iter(slips), "")
 
     def has_options(self, key: str) -> bool:
         """Return True for a key below a section whose names a library knows."""

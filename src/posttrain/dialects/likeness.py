@@ -14,6 +14,8 @@ SAME_SECTION = 0.1  # advantage in rank of keys whose section has the name that 
 SAME_PAIR = 0.75  # the same, of a word and two others that may have been joined in it
 # Words that say little: with or without them a key means the same.
 FILLERS = frozenset(["a", "in", "is", "of", "on", "per", "the", "to", "use", "with"])
+FEW = 3  # fewest words of a name that still says what is meant without its last one
+LONG = 6  # letters of a word that is known with two of them wrong
 MANY = 3  # a last name in more sections than this says nothing without its section
 
 
@@ -46,6 +48,25 @@ def one_slip(key: str, name: str) -> bool:
     end = next((back for back in range(shorter - start) if key[-1 - back] != name[-1 - back]), shorter - start)
     left, right = key[start : len(key) - end], name[start : len(name) - end]
     return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
+
+
+def short_of(key: str, name: str) -> bool:
+    """True for a name of several words whose last one was left out (overlap_cpu_optimizer_d2h for ..._d2h_h2d), or with two
+    letters of one word wrong (parralel)."""
+    words, others = key.rpartition(".")[2].split("_"), name.rpartition(".")[2].split("_")
+    if len(words) < FEW or key.rpartition(".")[0] != name.rpartition(".")[0]:
+        return False
+    if words == others[:-1]:
+        return True
+    wrong = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    return len(words) == len(others) and len(wrong) == 1 and _two_letters(*wrong[0])
+
+
+def _two_letters(word: str, other: str) -> bool:
+    """True for a long word with its own letters in another order, or two of them wrong."""
+    if min(len(word), len(other)) < LONG or word[0] != other[0]:
+        return False
+    return sorted(word) == sorted(other) or _ratio(word, other) >= 1 - 2 / max(len(word), len(other))
 
 
 def _same_words(key: str, name: str) -> bool:

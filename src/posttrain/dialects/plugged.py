@@ -137,14 +137,20 @@ def read_by_own(keys: Reader) -> set[str]:
 
 
 def _read_by_program(keys: Reader) -> set[str]:
-    """Keys of the user's own whose last names stand beside a program on SkyRL that plays the episodes: it reads its overrides."""
+    """Keys of the user's own beside a program on SkyRL that plays the episodes, and reads its overrides: those whose last names
+    stand in its files, and all below a section of its own."""
     file = value_at(keys.values, f"{OUR_SECTION}.environment.settings.file")
     if value_at(keys.values, f"{OUR_SECTION}.environment.name") != "skyrl_program" or not isinstance(file, str):
         return set()
     words: set[str] = set()
     for each in Path(file).parent.rglob("*.py"):
         words |= set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))
-    return {each.key for each in keys.own if each.key.rpartition(".")[2] in words}
+
+    def reads(key: str) -> bool:
+        section = key.partition(".")[0]
+        return key.rpartition(".")[2] in words or (section in words and not keys.ledger.is_section(section))
+
+    return {each.key for each in keys.own if reads(each.key)}
 
 
 def _read_by_manager(keys: Reader) -> set[str]:

@@ -12,6 +12,7 @@ SHIPPED = ("aime", "gsm8k", "gsm8k_multi_turn", "lcb", "search", "searchcode", "
 RUN_CODE = ("lcb", "searchcode")
 # Their episodes depend on the row and the actions alone, so one is saved as its actions.
 REPLAYED = ("aime", "gsm8k", "gsm8k_multi_turn", "text2sql")
+ROWS = "ProgramRows"  # the class of rows that a program on SkyRL reads itself (envs/skyrl_program/rows.py)
 
 # The package of a fork, from the folders of its checkout.
 _CHECKOUTS = ("skyrl-gym/skyrl_gym", "../skyrl-gym/skyrl_gym", "skyrl_gym")

@@ -161,12 +161,15 @@ def check_chat_template(model: ModelConfig) -> list[Problem]:
     return [Problem(f"the tokenizer of {folder} has no chat template", fix=fix, field="model.chat_template_file")]
 
 
-def check_reads_images(model: ModelConfig, readable: Collection[str], fix: str) -> list[Problem]:
-    """Check that a model folder is of a kind (``model_type``) that reads images; hub ids are not checked."""
+def check_reads_images(
+    model: ModelConfig, readable: Collection[str], fix: str, shown: str = "the prompts have images"
+) -> list[Problem]:
+    """Check that a model folder is of a kind (``model_type``) that reads images; hub ids are not checked. ``shown`` says where
+    the images are."""
     saved = settings(Path(model.path).expanduser() / "config.json")
     if saved is None or (kind := saved.get("model_type")) in readable:
         return []
-    what = f"the prompts have images, and the model at {model.path} ({kind}) reads text only"
+    what = f"{shown}, and the model at {model.path} ({kind}) reads text only"
     return [Problem(what, fix=fix, field="model.path")]
 
 

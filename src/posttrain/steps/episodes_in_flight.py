@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from posttrain.errors import DataError, RunStopped
+from posttrain.errors import DataError, RunStopped, UnreadImages
 from posttrain.interfaces.env import (
     TEMPLATE,
     EnvAsk,
@@ -258,6 +258,8 @@ class Episodes:
                 self._converse(place, event, stream)
         except EpisodeLost as lost:
             return self._lose(place, lost, stream)
+        except UnreadImages:
+            raise
         except DataError as error:
             return self._lose(place, EpisodeLost(TEMPLATE, str(error)), stream)
         return []

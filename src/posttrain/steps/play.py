@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from posttrain.errors import DataError
+from posttrain.errors import DataError, UnreadImages
 from posttrain.interfaces.env import (
     TEMPLATE,
     EnvAsk,
@@ -128,6 +128,8 @@ class _Playing:
                 self._converse(name, event, stream)
         except EpisodeLost as lost:
             self._lose(name, lost, stream)
+        except UnreadImages:
+            raise
         except DataError as error:
             self._lose(name, EpisodeLost(TEMPLATE, str(error)), stream)
 

@@ -10,11 +10,13 @@ import pytest
 from posttrain.config.reading.references import value_holders
 from posttrain.dialects import option_names
 from posttrain.dialects.detect import read_config
+from posttrain.dialects.likeness import short_of
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.option_names import options_of, type_of_option
 from posttrain.dialects.value_types import fits, parse_type
 
 REF = "actor_rollout_ref.ref.megatron"
+KWARGS = "trainer.policy.megatron_config.optimizer_config_kwargs"
 
 
 def load(dialect: str, *arguments: str, here: bool = False) -> LoadedConfig:
@@ -54,12 +56,24 @@ def test_an_option_of_two_libraries_with_two_types_is_of_any() -> None:
         ("skyrl", "+generator.sampling_params.additional_kwargs.top_kk=3", "top_k"),
         ("skyrl", "+trainer.policy.model_config_kwargs.rope_teta=1e6", "rope_theta"),
         ("roll", "+actor_train.strategy_args.strategy_config.wrap_policy.wra_pembeddings=true", "wrap_embeddings"),
+        # Without its last word, and with two wrong letters
+        ("skyrl", f"+{KWARGS}.overlap_cpu_optimizer_d2h=true", "overlap_cpu_optimizer_d2h_h2d"),
+        ("verl", "+critic.megatron.tensor_model_parralel_size=2", "tensor_model_parallel_size"),
     ],
 )  # fmt: skip
 def test_a_slip_in_an_option_of_a_library_is_named(dialect: str, written: str, meant: str) -> None:
     key = written.lstrip("+").partition("=")[0]
     told = [text for text in load(dialect, written).warnings if text.startswith(f"{key} is not known")]
     assert len(told) == 1 and told[0].endswith(f"did you mean {key.rpartition('.')[0]}.{meant}?"), told
+
+
+def test_a_name_that_says_less_than_another_is_no_slip_of_it() -> None:
+    """overlap_param_gather is Megatron's own, beside overlap_param_gather_with_optimizer_step; a_b is too short to say which."""
+    assert not short_of("x.tp_comm_split", "x.tp_comm_overlap_ag")
+    assert not short_of("x.max_size", "x.max_size_mb")
+    assert not short_of("x.expert_parallel_size", "x.tensor_parallel_size")
+    assert not short_of("x.use_fused_norm", "y.use_fused_norm_rope")
+    assert load("verl", "+critic.megatron.tensor_model_parallel_size=2").warnings == ()
 
 
 @pytest.mark.parametrize(

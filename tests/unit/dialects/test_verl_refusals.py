@@ -57,6 +57,7 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "the run only validates, and there is no validation file",
         "",
     ),
+    (("data.train_files=null",), "data.train_files", "there is no training file", ""),
     # scoring
     (
         ("reward_model.reward_manager=batch",),

@@ -13,7 +13,8 @@ import pytest
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
 from posttrain.envs.skyrl_program import BRIDGE, skyrl_program
-from posttrain.errors import ConfigError
+from posttrain.envs.skyrl_program.rows import ProgramRows
+from posttrain.errors import ConfigError, DataError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep
 from posttrain.records.trajectories import SamplingParams
 
@@ -76,6 +77,7 @@ def is_initialized(): return True
 """
 PROGRAM = """
 import asyncio, json, os, sys, urllib.request
+TASK = [{"role": "user", "content": "task"}]
 import ray
 import skyrl
 from skyrl.train.entrypoints.main_base import BasePPOExp, initialize_ray
@@ -98,6 +100,9 @@ class Generator:
     async def generate(self, given):
         [messages], [row], [name] = given["prompts"], given["env_extras"], given["env_classes"]
         assert given["batch_metadata"].training_phase == row["phase"] and name == row["wants"], (given, row)
+        if self.mode == "task":
+            stop = await outside.remote(TASK)
+            return {"rewards": [float(messages == "/tasks/0")], "loss_masks": [[1]], "stop_reasons": [stop]}
         if self.mode == "chat":
             said = await outside.remote(messages)
             return {"rewards": [float(said)], "loss_masks": [[1]], "stop_reasons": ["stop"]}
@@ -116,6 +121,16 @@ class Generator:
 class Exp(BasePPOExp):
     def get_generator(self, cfg, tokenizer, inference_engine_client):
         return Generator(cfg, tokenizer, inference_engine_client)
+
+    def get_train_dataset(self):
+        if self.cfg.generator.mode == "broken":
+            raise FileNotFoundError("no tasks")
+        return [{"prompt": f"{self.cfg.data.train_data}/{n}", "env_class": None, "env_extras": {"phase": "train"}} for n in (0, 1)]
+
+    def get_eval_dataset(self):
+        if self.cfg.generator.mode == "blind":
+            return None
+        return [([{"role": "user", "content": "CD"}], "words", {"data_source": "held"}, "uid-0")]
 
 class Longer(Exp):
     def run(self): ...
@@ -239,6 +254,42 @@ def test_programs_that_cannot_be_played_say_why(started: Callable[..., Driven], 
     with pytest.raises(AgentFailed, match=said):
         while isinstance(asked := play.next(), EnvAsk):
             play.answer(asked, "C", 67)
+
+
+def rows(tmp_path: Path, what: str, mode: str = "task") -> list[dict[str, Any]]:
+    file, folder = tmp_path / "checkout/examples/main_mine.py", tmp_path / "checkout"
+    arguments = ["trainer.policy.model.path=m", f"+generator.mode={mode}", "data.train_data=/tasks"]
+    config = {"file": str(file), "folder": str(folder), "arguments": arguments, "python": str(tmp_path / "python")}
+    return list(ProgramRows(config, what))
+
+
+@pytest.mark.usefixtures("started")
+def test_rows_of_the_programs_own_dataset(tmp_path: Path) -> None:
+    """A text, such as a task's folder, is the content of a message, and kept for the generator; tuples are SkyRL's own items."""
+    [first, second] = rows(tmp_path, "training")
+    assert first == {
+        "raw_prompt": [{"role": "user", "content": "/tasks/0"}],
+        "data_source": "skyrl_program",
+        "extra_info": {"phase": "train", "program_prompt": "/tasks/0", "index": 0},
+    }
+    assert second["extra_info"]["program_prompt"] == "/tasks/1"
+    assert rows(tmp_path, "validation") == [
+        {
+            "raw_prompt": [{"role": "user", "content": "CD"}],
+            "data_source": "held",
+            "extra_info": {"data_source": "held", "env_class": "words", "index": 0},
+        }
+    ]
+    with pytest.raises(DataError, match=r"gives no training rows: FileNotFoundError: no tasks"):
+        rows(tmp_path, "training", "broken")
+    with pytest.raises(DataError, match=r"gives no validation rows: its get_eval_dataset returns None"):
+        rows(tmp_path, "validation", "blind")
+
+
+def test_a_prompt_that_is_a_text_is_given_to_the_generator_as_it_is(started: Callable[..., Driven]) -> None:
+    play = started("task", program_prompt="/tasks/0")
+    play.answer(play.next(), "stop", 1)
+    assert play.next().reward == 1.0
 
 
 def test_it_needs_a_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.checkout_files import file_of, parsed
 from posttrain.dialects.scripts import own_generators
+from posttrain.dialects.scripts.own_environments import registered_environments
 from posttrain.dialects.scripts.own_loops import listed, own_calls, with_loop
-from posttrain.dialects.scripts.own_options import given_options, options_of
+from posttrain.dialects.scripts.own_options import options_of
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, SKYRL_PARTS, Peer
 from posttrain.dialects.scripts.trainers import Trainer, keys_asked_by, trainer_of
@@ -51,7 +52,7 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
                 return place, with_loop(trainer, roots, words)
             file = _program(words, place, roots)
             if file is None:
-                return place, trainer
+                return place, replace(trainer, adds=(*trainer.adds, *registered_environments(None, words, roots)))
             return place, _with_registered(_with_parts(trainer, file, word, tuple(roots)), file, words, roots)
     for place, word in enumerate(words):
         file = _program(words, place, roots)
@@ -90,14 +91,15 @@ def _with_parts(trainer: Trainer, file: Path, word: str, roots: tuple[Path, ...]
     if found is None:
         return trainer
     adds = tuple(each for each in found.adds if each not in keys_asked_by(trainer))
-    return replace(trainer, refused=found.refused, instead=found.instead, adds=(*trainer.adds, *adds))
+    return replace(trainer, refused=found.refused, adds=(*trainer.adds, *adds))
 
 
 def _with_registered(trainer: Trainer, file: Path, words: Sequence[str], roots: Sequence[Path]) -> Trainer:
     """Add the overrides for what a program of SkyRL's registers: environments, and the estimator and loss of its command."""
     if trainer.dialect != "skyrl":
         return trainer
-    return replace(trainer, adds=(*trainer.adds, *_environments(file, words), *_functions(file, words, roots)))
+    registered = registered_environments(file, words, roots)
+    return replace(trainer, adds=(*trainer.adds, *registered, *_functions(file, words, roots)))
 
 
 def _functions(file: Path, words: Sequence[str], roots: Sequence[Path]) -> Iterator[str]:
@@ -127,46 +129,6 @@ def _with_imported(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, as
             yield place, within
 
 
-def _environments(file: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """Overrides for the environments that a program of SkyRL's registers: ``register(id="mine", entry_point="module:Class")``;
-    the entry point may stand in a table of the program's, ``PLACES[variant]`` with ``--variant sft`` in its command."""
-    source = parsed(file)
-    if source is None:
-        return ()
-    found = []
-    tables, options = _tables(source), given_options(words, options_of(source))
-    for node in ast.walk(source):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] != "register":
-            continue
-        written = {one.arg: one.value for one in node.keywords}
-        written |= dict(zip(("id", "entry_point"), node.args, strict=False))
-        name, place = (_text(written.get(each), tables, options) for each in ("id", "entry_point"))
-        if re.fullmatch(r"\w+", name) and ":" in place:
-            found.append(f"+posttrain.environment.settings.register.{name}='{place}'")
-    return tuple(found)
-
-
-def _tables(source: ast.Module) -> dict[str, dict[str, str]]:
-    """The tables of texts that stand at the top of a program, by name."""
-    found = {}
-    for node in source.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and isinstance(node.targets[0], ast.Name):
-            pairs = zip(node.value.keys, node.value.values, strict=True)
-            texts = {_text(key, {}, {}): _text(value, {}, {}) for key, value in pairs}
-            found[node.targets[0].id] = texts
-    return found
-
-
-def _text(node: ast.AST | None, tables: Mapping[str, Mapping[str, str]], options: Mapping[str, str]) -> str:
-    """A text that is written in a program, or that an option of its command takes out of one of its tables; "" for another."""
-    match node:
-        case ast.Constant(value=str() as text):
-            return text
-        case ast.Subscript(value=ast.Name(id=table), slice=ast.Name(id=option) | ast.Attribute(attr=option)):
-            return tables.get(table, {}).get(options.get(option, ""), "")
-    return ""
-
-
 @dataclass(slots=True)
 class _Replaced:
     """Parts of the peer's trainer that a program replaces."""
@@ -174,10 +136,9 @@ class _Replaced:
     notes: list[str] = field(default_factory=list)
     refused: str = ""
     sets_up: str = ""  # refused of a user's program: it makes the peer's workers and samplers in its own way
-    instead: str = ""  # the fix, where naming the peer's own program is none
     adds: list[str] = field(default_factory=list)  # overrides that say the same
     generator: str = ""  # of the program's own, on SkyRL: it plays the episodes
-    rows: str = ""  # its method that reads them
+    rows: bool = False  # it reads them by its own get_train_dataset
 
 
 def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: bool = False) -> Trainer | None:
@@ -198,11 +159,8 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         _look_at_patches(file, source, roots, theirs, replaced)
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
-    if replaced.generator and not replaced.rows:
-        replaced.adds += own_generators.overrides_of(file, word)
-    elif replaced.generator:
-        replaced.refused = replaced.refused or f"{replaced.rows} reads rows for {replaced.generator} in its own way"
-        replaced.instead = own_generators.INSTEAD
+    if replaced.generator:
+        replaced.adds += own_generators.overrides_of(file, word, reads_rows=replaced.rows)
     written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
     return Trainer(
         peer.module,
@@ -210,7 +168,6 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         written,
         notes=tuple(replaced.notes),
         refused=replaced.refused or ("" if of_the_peer else replaced.sets_up),
-        instead=replaced.instead,
         adds=tuple(replaced.adds),
         options=options_of(source) if peer.dialect == "skyrl" else {},
     )
@@ -267,6 +224,9 @@ def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _
         replaced.notes.append(
             f"{definition.name} of {file}:{definition.lineno} overrides {listed}, which are not called"
         )
+    if peer.dialect == "skyrl" and "run" in own and not replaced.refused:
+        at = f"{definition.name} (line {own['run'].lineno} of {file})"
+        replaced.refused = f"{at} has a run of its own, which begins another loop than SkyRL's"
     for name in overridden:
         _look_at_method(own[name], f"{definition.name}.{name}", file, peer, replaced, set(own))
 
@@ -280,7 +240,7 @@ def _look_at_method(
     own: set[str],
 ) -> None:
     if method.name == "get_train_dataset":
-        replaced.rows = f"{title} (line {method.lineno} of {file})"
+        replaced.rows = True
     if replaced.refused or method.name in OUTSIDE_THE_LOOP:
         return
     if peer.dialect != "verl":

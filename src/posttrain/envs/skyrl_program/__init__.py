@@ -24,6 +24,7 @@ from posttrain.registry import ENVS
 
 PYTHON = "POSTTRAIN_SKYRL_PYTHON"
 BRIDGE = Path(__file__).with_name("bridge.py")
+PROMPT = "program_prompt"  # of a row that the program has read itself: its prompt, where that is a text
 # Of vLLM, which SkyRL adds to every request: they have no effect on a turn here, whose text has no special tokens
 NO_EFFECT = ("min_tokens", "skip_special_tokens", "include_stop_str_in_output")
 
@@ -47,12 +48,17 @@ def skyrl_program(
         temperature, top_p, top_k, min_p and seed of the generator's requests: the run determines the sampling.
     Raises: ConfigError without a python.
     """
-    python = python or os.environ.get(PYTHON)
+    plays = {"file": file, "folder": folder, "env_class": env_class, "arguments": list(arguments)}
+    return ProgramEpisode(spec, plays, os.path.expanduser(python_of(python)), any_sampling=any_sampling)
+
+
+def python_of(named: str | None) -> str:
+    """Return the Python that has SkyRL. Raises: ConfigError where none is named."""
+    python = named or os.environ.get(PYTHON)
     if not python:
         what = "a program on SkyRL needs a Python that has SkyRL, and none is named"
         raise ConfigError(Problem(what, fix=f"set python: FOLDER/bin/python, or {PYTHON}", field="python"))
-    plays = {"file": file, "folder": folder, "env_class": env_class, "arguments": list(arguments)}
-    return ProgramEpisode(spec, plays, os.path.expanduser(python), any_sampling=any_sampling)
+    return python
 
 
 class ProgramEpisode(Agent):
@@ -74,14 +80,15 @@ class ProgramEpisode(Agent):
         return {**asked, "model": MODEL}
 
     def started(self, episode: AgentEpisode) -> BridgedEpisode:
+        row = dict(episode.row)
         return BridgedEpisode(
             self._python,
             BRIDGE,
             "SkyRL",
             {
                 **self._plays,
-                "messages": [dict(message) for message in episode.messages],
-                "row": dict(episode.row),
+                "messages": row.pop(PROMPT, None) or [dict(message) for message in episode.messages],
+                "row": row,
                 "seed": episode.seed,
                 "training": episode.seed >= FIRST_TRAINING_SEED,
                 "base_url": episode.base_url,

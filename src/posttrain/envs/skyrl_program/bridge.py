@@ -1,9 +1,11 @@
 """The other side of the environment ``skyrl_program``: run by a Python that has SkyRL, and nothing of this package.
 
 Reads an episode from each line of standard input (JSON: file, folder, arguments, env_class, messages, row, seed, training,
-base_url, api_key) and answers with a line on standard output: {"reward", "metrics", "stop"} or {"failure"}. All other output goes
-to standard error. The program's ``main`` is called once, up to the point where SkyRL would start its engines and its trainer; its
-experiment then makes a generator for each episode.
+base_url, api_key; messages is a text where the row's prompt is one) and answers with a line on standard output: {"reward",
+"metrics", "stop"} or {"failure"}. A line with file, folder, arguments and rows (training or validation) asks for those of the
+program's own dataset, and is answered with {"rows"}. All other output goes to standard error. The program's ``main`` is called
+once, up to the point where SkyRL would start its engines and its trainer; its experiment then makes a generator for each
+episode.
 """
 
 from __future__ import annotations
@@ -33,11 +35,24 @@ async def main() -> None:
     os.dup2(2, 1)  # programs print
     while line := await asyncio.to_thread(sys.stdin.readline):
         try:
-            answer = await play(json.loads(line))
+            asked = json.loads(line)
+            answer = await asyncio.to_thread(rows_of, asked) if "rows" in asked else await play(asked)
         except BaseException as error:  # noqa: BLE001 - someone's program, which may also call sys.exit
             traceback.print_exc()
             answer = {"failure": f"{type(error).__name__}: {error}"[:1000]}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer, default=str) + "\n")
+
+
+def rows_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the items of the program's dataset: (prompt, env_class, env_extras, uid), or a mapping of these."""
+    _, experiment = experiment_of(asked)
+    read = "get_train_dataset" if asked["rows"] == "training" else "get_eval_dataset"
+    dataset = getattr(experiment, read)()
+    if dataset is None:
+        return {"failure": f"its {read} returns None"}
+    items = [dataset[number] for number in range(len(dataset))]
+    names = ("prompt", "env_class", "env_extras", "uid")
+    return {"rows": [item if isinstance(item, dict) else dict(zip(names, item, strict=False)) for item in items]}
 
 
 async def play(episode: dict[str, Any]) -> dict[str, Any]:

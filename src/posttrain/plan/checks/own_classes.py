@@ -13,7 +13,7 @@ from posttrain.user_files import PACKAGE, source_file
 
 # The keyword arguments that a class is offered; it gets those that it takes.
 OFFERED = {
-    "dataset": ("data_files", "parquet_files", "tokenizer", "processor", "config", "max_samples"),
+    "dataset": ("data_files", "parquet_files", "tokenizer", "processor", "config", "max_samples", "what"),
     "sampler": ("data_source", "data_config"),
 }
 

@@ -62,7 +62,7 @@ def unsupported(config: RunConfig) -> list[Problem]:
 
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
-    if not config.data.train_files and config.environment.train_episodes is None:
+    if not config.data.train_files and config.environment.train_episodes is None and not config.validation.only:
         fix = "write data.train_files: [FILE, ...]; environments without data have environment.train_episodes"
         yield Problem("there is no training file", fix=fix, field="data.train_files")
     if config.rollout.temperature == 0:

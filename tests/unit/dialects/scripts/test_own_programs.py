@@ -143,12 +143,29 @@ def test_another_generator_plays_under_any_name_of_the_program(
     assert "get_generator" not in "".join(launch.notes)
 
 
-def test_a_generator_whose_rows_only_its_program_reads_is_refused(tmp_path: Path) -> None:
-    program = f"{GENERATES}    def get_train_dataset(self):\n        return Tasks(self.cfg.data)\n"
-    with pytest.raises(
-        ConfigError, match=r"E.get_train_dataset \(line 5 .* reads rows for BoxGenerator in its own way.*open-run"
-    ):
-        launched(tmp_path, program)
+def test_rows_that_only_the_program_reads_are_read_by_it(tmp_path: Path) -> None:
+    """data.train_data then names what it likes, such as a folder of tasks; a section of its own is its own affair."""
+    program = f"{GENERATES}    def get_train_dataset(self):\n        return Tasks(self.cfg.data, self.cfg.boxes)\n"
+    launch = launched(tmp_path, program)
+    assert list(launch.arguments[-2:]) == [
+        "+posttrain.data.dataset_class_file='pkg://posttrain.envs.skyrl_program.rows'",
+        "+posttrain.data.dataset_class_name=ProgramRows",
+    ]
+    added = [each for each in launch.arguments if each.startswith("+posttrain")]
+    keys = ["data.train_data=[/tasks]", "data.val_data=[/held]", "boxes.count=3", *added]
+    loaded = load_request(keys, "skyrl", here=True, skip_files=True)
+    assert not loaded.problems and loaded.config.data.train_files == ["/tasks"]
+    file, folder = str(tmp_path / "mine.py"), str(tmp_path)
+    assert loaded.config.data.dataset_class_options == {
+        "file": file, "folder": folder, "arguments": ["data.train_data=[/tasks]", "data.val_data=[/held]", "boxes.count=3"],
+    }  # fmt: skip
+    without = load_request(keys[:3], "skyrl", here=True, skip_files=True)
+    assert {"data.train_data", "boxes.count"} <= {each.field for each in without.problems}
+
+
+def test_an_experiment_with_a_run_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"E \(line 5 of .*mine.py\) has a run of its own"):
+        launched(tmp_path, f"{GENERATES}    def run(self):\n        print(self.cfg)\n")
 
 
 def test_an_example_of_skyrls_may_make_its_samplers_in_its_own_way(tmp_path: Path) -> None:

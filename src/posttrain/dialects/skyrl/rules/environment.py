@@ -9,7 +9,7 @@ from posttrain.dialects.skyrl.rules.look import get
 from posttrain.dialects.trees import value_at
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import did_you_mean
-from posttrain.libraries.skyrl_names import RUN_CODE, SHIPPED, of_checkout
+from posttrain.libraries.skyrl_names import ROWS, RUN_CODE, SHIPPED, of_checkout
 
 CLASS = "environment.env_class"
 SECTION = "environment.skyrl_gym"
@@ -32,6 +32,11 @@ _TURN_KEYS = (
     f"{_LIMIT_OF}.max_concurrency",
     f"{SECTION}.max_env_workers",
 )
+
+
+def program_reads_rows(keys: Reader) -> bool:
+    """Return True when a program's own dataset reads the rows: of folders of tasks, say."""
+    return bool(value_at(keys.values, f"{OUR_SECTION}.data.dataset_class_name") == ROWS)
 
 
 def plays(keys: Reader) -> bool:
@@ -111,14 +116,18 @@ def _program(keys: Reader) -> dict[str, Any]:
     )
     mark = "override "
     written = [place.text for key, place in keys.sources.places.items() if not f"{key}.".startswith(f"{OUR_SECTION}.")]
-    return {
+    arguments = list(dict.fromkeys(text.removeprefix(mark) for text in written if text.startswith(mark)))
+    fields: dict[str, Any] = {
         "environment.settings.env_class": keys[CLASS],
-        "environment.settings.arguments": list(
-            dict.fromkeys(text.removeprefix(mark) for text in written if text.startswith(mark))
-        ),
+        "environment.settings.arguments": arguments,
         "environment.max_turns": None,
         "environment.conversation": "messages",
     }
+    if program_reads_rows(keys):
+        program = {name: value_at(keys.values, f"{_OURS}.settings.{name}") for name in ("file", "folder", "python")}
+        named = {name: value for name, value in program.items() if isinstance(value, str)}
+        fields["data.dataset_class_options"] = {**named, "arguments": arguments}
+    return fields
 
 
 def _merged(keys: Reader) -> dict[str, Any]:

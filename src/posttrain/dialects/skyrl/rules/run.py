@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.skyrl.rules.environment import SECTION, plays
+from posttrain.dialects.skyrl.rules.environment import SECTION, plays, program_reads_rows
 from posttrain.dialects.skyrl.rules.look import get, ignore_all
 from posttrain.dialects.skyrl.strategies import SHARDED
 from posttrain.errors import did_you_mean
@@ -63,6 +63,8 @@ def data(keys: Reader) -> dict[str, Any]:
 def _files(keys: Reader, key: str) -> list[str]:
     given = keys[key]
     files = [given] if isinstance(given, str) and given else given or []
+    if program_reads_rows(keys):
+        return list(files)
     for file in files:
         ending = PurePosixPath(file).suffix
         if ending in _FILES:
