@@ -125,7 +125,8 @@ class Exp(BasePPOExp):
     def get_train_dataset(self):
         if self.cfg.generator.mode == "broken":
             raise FileNotFoundError("no tasks")
-        return [{"prompt": f"{self.cfg.data.train_data}/{n}", "env_class": None, "env_extras": {"phase": "train"}} for n in (0, 1)]
+        extras = {"phase": "train"}
+        return [{"prompt": f"{self.cfg.data.train_data}/{n}", "env_class": None, "env_extras": extras} for n in (0, 1)]
 
     def get_eval_dataset(self):
         if self.cfg.generator.mode == "blind":
