@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.config.reading import hydra
 from posttrain.config.reading.compose import read_yaml
 from posttrain.config.reading.keys import has_key
 from posttrain.config.reading.overrides import parse_overrides
@@ -245,6 +246,8 @@ def has_no_effect(dialect: str, key: str, empty: bool, *, drop_unknown: bool = F
 
     ledger = _ledger(dialect)
     row = ledger.find(key)
+    if key.startswith(f"{hydra.SECTION}.") and key != f"{hydra.SECTION}.searchpath":
+        return hydra.UNUSED
     if row is not None and row.status == "ignored" and not row.by_rule:
         return "it has no effect here"
     if row is not None and row.status in ("refused", "planned") and empty:

@@ -78,26 +78,30 @@ def _same_words(key: str, name: str) -> bool:
 
 def _same_meaning(key: str, name: str, common: Counter[str]) -> bool:
     """True when every word of the written last name stands in the other one, and, for a last name that many sections have,
-    every word of its section, too: clip_ratio_high is not clip_ratio, and one section's path is not another's."""
+    or is one word, every word of its section, too: clip_ratio_high is not clip_ratio, and one section's path is not
+    another's."""
     section, _, leaf = key.rpartition(".")
     other_section, _, other_leaf = name.rpartition(".")
     if not _says_all(leaf, other_leaf):
         return False
-    if not section or section == other_section or common[other_leaf] <= MANY:
+    if not section or section == other_section or (common[other_leaf] <= MANY and len(_words(other_leaf)) > 1):
         return True
     return _says_all(section.rpartition(".")[2], other_section.rpartition(".")[2])
 
 
 def _says_all(written: str, other: str) -> bool:
     """True when each word has a counterpart among the other's, misspelled, joined or divided otherwise."""
-    others = _words(other)
+    words, others = _words(written), _words(other)
     whole = "".join(others)
-    candidates = [*others, *(left + right for left, right in pairwise(others))]
+    # A word that both have stands for itself alone: log_train is not log_val
+    free = [each for each in others if each not in words]
+    candidates = [*free, *(left + right for left, right in pairwise(others) if left in free or right in free)]
     return all(
-        word in FILLERS
+        word in others
+        or word in FILLERS
         or (len(word) > 2 and word in whole)
         or any(_ratio(word, one) >= SAME_WORD for one in candidates)
-        for word in _words(written)
+        for word in words
     )
 
 

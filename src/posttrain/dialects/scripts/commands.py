@@ -14,6 +14,7 @@ from posttrain.dialects.scripts.filters import filtered
 from posttrain.dialects.scripts.limits import MAX_DEPTH, MAX_WORDS, too_much
 from posttrain.dialects.scripts.parsing import parse
 from posttrain.dialects.scripts.programs import formatted, output_of
+from posttrain.dialects.scripts.read_lines import given_line, taken
 from posttrain.dialects.scripts.state import HOLE, Call, Leave, Node, Shell, Value
 from posttrain.errors import ConfigError, Problem
 from posttrain.registry import is_installed
@@ -40,16 +41,21 @@ def command(shell: Shell, node: Node) -> Truth:
             assign(shell, child)
         return True
     typed = [child for child in node.named_children if child.type == "herestring_redirect"]
+    before = shell.piped
     if typed and typed[-1].named_children:
-        before, shell.piped = shell.piped, f"{text_of(shell, typed[-1].named_children[0])}\n"
-        try:
-            return _called(shell, words, node)
-        finally:
-            shell.piped = before
+        shell.piped = f"{text_of(shell, typed[-1].named_children[0])}\n"
+    try:
+        return _with_its_own(shell, given, words, node)
+    finally:
+        shell.piped = before
+
+
+def _with_its_own(shell: Shell, given: list[Node], words: list[str], node: Node) -> Truth:
+    """Run a command with the variables that stand before it, for it alone."""
     if not given:
         return _called(shell, words, node)
     kept = dict(shell.variables), set(shell.exported)
-    names = {assign(shell, child) for child in given}  # for this command alone
+    names = {assign(shell, child) for child in given}
     shell.exported |= names
     try:
         return _called(shell, words, node)
@@ -104,6 +110,8 @@ def _called(shell: Shell, words: list[str], node: Node) -> Truth:
         case "let":
             numbers = [computed(shell, word) for word in rest]
             return None if not numbers or numbers[-1] is None else bool(numbers[-1])
+        case "read" if (line := given_line(shell)) is not None and taken(shell, rest, line):
+            return True
         case "read" | "mapfile" | "readarray" | "getopts":
             _asked(shell, name, rest, node)
             return None

@@ -418,6 +418,12 @@ def test_an_unknown_value_of_a_key_without_effect_is_left_out(tmp_path: Path) ->
     script.write_text(f"{CALL}data.return_raw_chat=$return_raw_chat data.train_files=x\n")
     loaded = load_request([str(script)], None, here=True, skip_files=True)
     assert any("data.return_raw_chat is left out: it has no effect here" in each for each in loaded.warnings)
+    script.write_text(f"{CALL}hydra.run.dir=$folder/logs data.train_files=x\n")
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert any("hydra.run.dir is left out: it configures Hydra's own program" in each for each in loaded.warnings)
+    script.write_text(f"{CALL}hydra.searchpath=[$folder/config] data.train_files=x\n")
+    with pytest.raises(ConfigError, match=r"\$folder of line 1 is not set"):
+        load_request([str(script)], None, here=True, skip_files=True)
 
 
 @pytest.mark.parametrize("setting", ["BATCH", "a-b=1", "0=1", ""])

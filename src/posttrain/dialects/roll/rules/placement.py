@@ -56,7 +56,8 @@ def layout(keys: Reader, *, has_critic: bool, has_reference: bool) -> tuple[Roll
     sections |= {"reference": "reference"} if has_reference else {}
     devices = {role: device_ids(keys, section) for role, section in sections.items()}
     for section in sorted({"critic", "reference"} - {*sections.values()}):
-        device_ids(keys, section)  # unused, and wrong all the same
+        if keys[f"{section}.device_mapping"] not in ("[]", []):
+            device_ids(keys, section)  # unused, and wrong all the same
     if samples_only(keys):
         devices["policy"] = devices["rollout"]
         keys.warn("actor_train has no devices, so the run plays the episodes of all its steps once and trains nothing")
@@ -142,6 +143,12 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
     """Sets engine, parallel sizes and options of a trained role."""
     strategy = keys[f"{section}.strategy_args.strategy_name"]
     family = strategy.removesuffix("_train")
+    if family.endswith("_infer"):
+        key = f"{section}.strategy_args.strategy_name"
+        keys.problem(
+            f"{key}={strategy} trains nothing", key=key, fix="use megatron_train, deepspeed_train or fsdp2_train"
+        )
+        family = "fsdp2"
     size = max(1, len(ids))
     fields[f"{role}.engine"] = engine_called(family, devices=size)
     sizes: dict[str, int] = {}
