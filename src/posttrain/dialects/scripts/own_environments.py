@@ -41,7 +41,7 @@ def _registered(
 ) -> dict[str, str]:
     """Return the calls of ``register`` in a file: id -> entry point. Args: ``package``, the folder of a package's file, where
     only entry points of its own modules count."""
-    found = {}
+    found: dict[str, str] = {}
     for node, names in _calls(source):
         written = {one.arg: one.value for one in node.keywords}
         written |= dict(zip(("id", "entry_point"), node.args, strict=False))

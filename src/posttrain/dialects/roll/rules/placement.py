@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.dialects.likeness import one_slip
+from posttrain.dialects.likeness import one_slip, short_of
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.devices import EXAMPLE, devices_of
 from posttrain.dialects.roll.ledger import LEDGER
@@ -222,8 +222,8 @@ def options(keys: Reader, role: str, section: str, strategy: str | None) -> dict
                 fields[field] = of(value)
             continue
         guess = "" if key in keys.ledger.by_name else next(iter(keys.ledger.nearest(key)), "")
-        # A single slip is reported with every other key
-        if guess.startswith(section) and not one_slip(key, guess):
+        # A slip is reported with every other key
+        if guess.startswith(section) and not (one_slip(key, guess) or short_of(key, guess)):
             keys.warn(f"{key} is handed to {family} as it is, at {keys.sources.where(key)} (did you mean {guess}?)")
         if name == "fsdp_size" and value == 1:  # ROLL's word for all of them
             value = -1
