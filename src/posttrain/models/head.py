@@ -59,8 +59,9 @@ def _detected(model: PreTrainedModel, linear: nn.Module) -> HeadForm | str:
     """Detect the form of a head whose layer is ``linear``.
 
     The model reads two short sequences side by side while its output layer is observed. The layer's input must be the last hidden
-    state of the model's body, where the first sequence is another one. Its output is replaced by a ramp, and the returned logits
-    show the transformation: none, a multiplication (Cohere, Granite), or the soft cap of its configuration (Gemma).
+    state of the model's body, or a multiple of it (MiniCPM3), where the first sequence is another one. Its output is replaced
+    by a ramp, and the returned logits show the transformation: none, a multiplication (Cohere, Granite), or the soft cap of its
+    configuration (Gemma).
     """
     if type(linear) is not nn.Linear:
         return f"its output layer is {type(linear).__name__}, not a plain linear layer"
@@ -82,18 +83,21 @@ def _detected(model: PreTrainedModel, linear: nn.Module) -> HeadForm | str:
         beside_others = last_hidden_states(model, layout, input_ids=others[None], position_ids=positions)
     if len(seen) != 1:
         return f"its forward pass calls the output layer {len(seen)} times"
+    factor = 1.0  # of the states, before the layer
     if not _alike(model, seen[0], beside_others):
         states = last_hidden_states(model, layout, input_ids=ids[None], position_ids=positions)
-        if not _alike(model, seen[0], states):
+        factor = float((seen[0].float() * states.float()).sum() / states.float().square().sum())
+        if not _alike(model, seen[0], factor * states) or (factor != 1.0 and linear.bias is not None):
             return "what enters its output layer is not the last hidden state of its body"
-        what = f"{named(model)} computes a sequence otherwise when another one is packed before it"
-        raise ModelError(Problem(what, fix=KNOWN))
+        if not _alike(model, seen[0], factor * beside_others):
+            what = f"{named(model)} computes a sequence otherwise when another one is packed before it"
+            raise ModelError(Problem(what, fix=KNOWN))
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     if softcap and torch.allclose(logits, softcap * torch.tanh(ramp / softcap), rtol=1e-5):
-        return HeadForm(softcap=softcap)
+        return HeadForm(scale=factor, softcap=softcap)
     scale = float(logits[0, 0, -1] / REACH)
     if torch.allclose(logits, scale * ramp, rtol=1e-5):
-        return HeadForm(scale=scale)
+        return HeadForm(scale=scale * factor)
     return "it transforms its logits in an unknown way"
 
 

@@ -2,7 +2,7 @@
 
 For every token one latent vector c of ``kv_lora_rank`` numbers is cached, with one rotated key k of ``qk_rope_head_dim`` numbers,
 both for all heads. A head's keys are [U c, k] and its values are V c; U and V are parts of the layer's ``kv_b_proj``. Queries
-[q, r] have the scores q U c + r k = (U' q) c + r k. So the cache is one head of keys [c, k] and values [c, 0], no key or value
+[q, r] have the scores q U c + r k = (U' q) c + r k. So the cache is one head of keys [k, c] and values [0, c], no key or value
 of an earlier token is computed again, and V is applied to what a query has read.
 """
 
@@ -22,22 +22,22 @@ def has_latents(config: Any) -> bool:
 
 
 def stored(latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values of one head, [B, 1, N, rank + rope] each. Args: latent [B, 1, N, rank]; rotated [B, 1, N, rope]."""
-    return torch.cat([latent, rotated], dim=3), pad(latent, (0, rotated.shape[3]))
+    """Return keys and values of one head, [B, 1, N, rope + rank] each. Args: latent [B, 1, N, rank]; rotated [B, 1, N, rope]."""
+    return torch.cat([rotated, latent], dim=3), pad(latent, (rotated.shape[3], 0))
 
 
 def attend_latent(module: Any, query: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute attention of one new token per row over cached latents.
 
     Args: module: the layer's attention; query [rows, heads, nope + rope]; attend, from such queries over what is ``stored`` to
-        what they read, [rows, heads, rank + rope].
+        what they read, [rows, heads, rope + rank].
     Returns: [rows, heads, v_head_dim].
     """
     rank, nope = module.kv_lora_rank, module.qk_nope_head_dim
     weight = _weight(module.kv_b_proj, rank, query).view(query.shape[1], -1, rank)
     of_keys, of_values = weight[:, :nope], weight[:, nope:]
     over_latents = torch.einsum("rhn,hnc->rhc", query[..., :nope], of_keys)
-    read = attend(torch.cat([over_latents, query[..., nope:]], dim=2))[..., :rank]
+    read = attend(torch.cat([query[..., nope:], over_latents], dim=2))[..., -rank:]
     return torch.einsum("rhc,hvc->rhv", read, of_values)
 
 

@@ -294,11 +294,12 @@ def _excluding(names: list[str] | str | None, head: str | None, vision: list[str
 
 
 def _merged(layer: Any, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return weight + scale x B A, in the weight's dtype. The adapter of an embedding, a [tokens, size] weight, is transposed."""
+    """Return weight + scale x B A, in the weight's dtype. The adapter of a weight [inputs, outputs] is transposed: of an
+    embedding's, and of GPT-2's layers."""
     if layer._disable_adapters:
         return weight
     delta = (b.float() @ a.float()) * layer.scaling[ADAPTER]
-    if ADAPTER not in layer.lora_A:
+    if ADAPTER not in layer.lora_A or getattr(layer, "fan_in_fan_out", False):
         delta = delta.T
     return (weight.float() + delta).to(weight.dtype)
 

@@ -134,6 +134,13 @@ class _Divided(_Odd):
         return output
 
 
+class _Shifted(_Odd):
+    def forward(self, **inputs: Any) -> Any:
+        output = self.model.base_model(**inputs)
+        output.logits = self.model.lm_head(output.last_hidden_state.roll(1, dims=-1))
+        return output
+
+
 class _OtherLayer(_Odd):
     def get_output_embeddings(self) -> nn.Module:
         return nn.Sequential(self.model.lm_head)
@@ -144,12 +151,18 @@ class _OtherLayer(_Odd):
     [
         (_Squared, "it transforms its logits in an unknown way"),
         (_Unused, "its forward pass calls the output layer 0 times"),
-        (_Divided, "what enters its output layer is not the last hidden state of its body"),
+        (_Shifted, "what enters its output layer is not the last hidden state of its body"),
         (_OtherLayer, "its output layer is Sequential, not a plain linear layer"),
     ],
 )
 def test_unknown_heads_are_told(tmp_path: Path, kind: type[_Odd], reason: str) -> None:
     assert head_form(kind(make_model(tmp_path, "llama"))) == reason  # type: ignore[arg-type]
+
+
+def test_a_multiple_of_the_last_state_is_a_scale(tmp_path: Path) -> None:
+    """MiniCPM3 divides what enters its output layer."""
+    found = head_form(_Divided(make_model(tmp_path, "llama")))  # type: ignore[arg-type]
+    assert isinstance(found, HeadForm) and found.scale == pytest.approx(0.5) and found.softcap is None
 
 
 def test_cap_that_the_configuration_does_not_name_is_unknown(tmp_path: Path) -> None:

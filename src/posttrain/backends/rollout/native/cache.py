@@ -195,7 +195,7 @@ class KeyValueCache:
 
         Models with latent attention give latents and rotated keys instead, [., 1, N, .] each, and get such.
         """
-        given, width = (key, value), key.shape[3]
+        given, rotated = (key, value), value.shape[3]
         if self.latent:
             key, value = stored(key, value)
         if self._parts is None:
@@ -215,7 +215,7 @@ class KeyValueCache:
                 all_keys.append(keys[slot, :, :, :known].transpose(1, 2)[None])
                 all_values.append(values[slot, :, :known][None])
         joined = torch.cat(all_keys, dim=2)
-        return (joined[..., :width], joined[..., width:]) if self.latent else (joined, torch.cat(all_values, dim=2))
+        return (joined[..., rotated:], joined[..., :rotated]) if self.latent else (joined, torch.cat(all_values, dim=2))
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the new token of every row. Args: key, value [rows, kv_heads, head_dim]."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,19 +18,22 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.kept_products import KeptProducts
+from posttrain.backends.rollout.native.kernel_parts import Rows
 from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn
-from posttrain.backends.rollout.native.neighbours import Neighbours, rotates_neighbours
+from posttrain.backends.rollout.native.latents import LatentAttention, keeps_neighbours, turns_neighbours
+from posttrain.backends.rollout.native.named_parts import PLACES, attention_of, last_norm_of, layers_of, rotary_of
+from posttrain.backends.rollout.native.neighbours import Neighbours, angles_once, rotates_neighbours
 from posttrain.backends.rollout.native.packed_products import Product
-from posttrain.backends.rollout.native.parts import Attention, Layer, Reader, Rows, mlp_of, router_of, unknown_part
+from posttrain.backends.rollout.native.parts import Attention, Layer, Reader, mlp_of, router_of, unknown_part
 from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
 from posttrain.backends.rollout.native.state_kernels import Parts, StateKernels, load_state_kernels
 from posttrain.backends.rollout.native.state_layers import Seen, has_state_kernels
 from posttrain.models.attention import CachedRows
 from posttrain.models.attention_settings import AttentionSettings
+from posttrain.models.latent_attention import has_latents
 from posttrain.models.packed_attention import Packed, attend_packed
 from posttrain.models.recurrent import state_module
 
-NORMS = ("norm", "final_layernorm", "embedding_norm")  # a body's last one, by its name
 # Tokens that go through a layer at a time: what is between its products then stays in a processor's cache
 PREFILL_ROWS = 512
 UNTURNED = "unturned"  # kind of the layers without position embeddings
@@ -50,14 +53,17 @@ class Past(NamedTuple):
 def unknown_parts(model: PreTrainedModel) -> str:
     """Return the reason why this pass does not support the layers of ``model``; "" when it does."""
     body: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
-    parts = all(hasattr(body, name) for name in ("layers", "embed_tokens", "rotary_emb"))
-    if not parts or not any(hasattr(body, name) for name in NORMS):
-        return f"{type(body).__name__} does not consist of embed_tokens, layers, norm and rotary_emb"
-    reasons = (unknown_part(layer, head_dim_of(model)) for layer in body.layers)
+    places = hasattr(body, "rotary_emb") or hasattr(body, PLACES)
+    if not layers_of(body) or last_norm_of(body) is None or not places:
+        return (
+            f"{type(body).__name__} does not consist of tokens' embeddings, layers, a norm and rotary_emb or {PLACES}"
+        )
+    reasons = (unknown_part(layer, head_dim_of(model)) for layer in layers_of(body))
     if reason := next((reason for reason in reasons if reason), ""):
         return reason
-    attention = getattr(body.layers[0], "self_attn", None)
-    if model.config.get_text_config() is not model.config and rotates_neighbours(attention):
+    attention = attention_of(layers_of(body)[0])
+    pictures = model.config.get_text_config() is not model.config
+    if pictures and (rotates_neighbours(attention) or keeps_neighbours(model)):
         # Prompts with pictures go through the model's own modules, whose keys would be in another order.
         return f"{type(attention).__name__} rotates neighbouring numbers, and the model takes pictures"
     return ""
@@ -72,13 +78,13 @@ def head_dim_of(model: PreTrainedModel) -> int:
 def _kinds(model: PreTrainedModel) -> list[str | None]:
     """Return, for every layer, the key of its position embeddings; None where all layers share them."""
     body: Any = model.get_decoder()
-    kinds: list[str | None] = [None] * len(body.layers)
-    if hasattr(body.rotary_emb, "layer_types"):
+    kinds: list[str | None] = [None] * len(layers_of(body))
+    if hasattr(rotary_of(body), "layer_types"):
         kinds = list(model.config.get_text_config().layer_types)
-    for number, layer in enumerate(body.layers):
+    for number, layer in enumerate(layers_of(body)):
         if state_module(layer) is not None:
             kinds[number] = STATE
-        elif body.rotary_emb is None or not getattr(layer.self_attn, "use_rope", True):
+        elif rotary_of(body) is None or not getattr(attention_of(layer), "use_rope", True):
             kinds[number] = UNTURNED
     return kinds
 
@@ -106,7 +112,13 @@ class Decoder:
         # By layer: modules pass them in different ways, so the trial records them.
         self.attention_settings: dict[int, AttentionSettings] = {}
         self.kinds = _kinds(model)
-        self.neighbours = Neighbours.of(model)
+        self.latent = has_latents(config)
+        self.latents_turn_neighbours = False
+        if self.latent:
+            self.kv_heads, self.head_dim = 1, config.kv_lora_rank + config.qk_rope_head_dim
+            self.latents_turn_neighbours = turns_neighbours(model)
+        self.neighbours = None if self.latent else Neighbours.of(model)
+        self.once = angles_once(model)
         self.state_kernels, self.unused_state_kernels = self._load_state_kernels()
         self.layers: list[Layer] = []
         self.norm: Rows = _not_read
@@ -124,9 +136,14 @@ class Decoder:
             self.fewest_rows,
             self.state_kernels,
             self.neighbours,
+            self.latents_turn_neighbours,
         )
-        self.layers = [reader.layer(layer) for layer in self.body.layers]
-        self.norm = reader.norm(next(getattr(self.body, name) for name in NORMS if hasattr(self.body, name)))
+        self.layers = [reader.layer(layer) for layer in layers_of(self.body)]
+        for number, settings in self.attention_settings.items():
+            if settings.sinks is not None:
+                sinks = attention_of(layers_of(self.body)[number]).sinks.detach().float()
+                self.attention_settings[number] = settings._replace(sinks=sinks)
+        self.norm = reader.parts.norm(last_norm_of(self.body))
         self.head = reader.product(self.model.get_output_embeddings())
 
     def drop_weights(self) -> None:
@@ -134,9 +151,11 @@ class Decoder:
         self.layers = []
         self.norm = self.head = _not_read
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Return what the first layer is given, [rows, hidden]."""
-        hidden: Tensor = self.body.embed_tokens(token_ids)
+        hidden: Tensor = self.body.get_input_embeddings()(token_ids)
+        if hasattr(self.body, PLACES):
+            hidden = hidden + getattr(self.body, PLACES)(positions)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
     def step(self, token_ids: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
@@ -144,7 +163,7 @@ class Decoder:
 
         Args: token_ids, positions [rows] int64.
         """
-        hidden = self.embed(token_ids)
+        hidden = self.embed(token_ids, positions)
         turns = self.rotation(hidden, positions)
         past = self.over_cache(cache)
         for number in range(len(self.layers)):
@@ -159,7 +178,7 @@ class Decoder:
         Args: token_ids, positions [N] int64; layout: that of the row; wanted [n] int64: tokens whose states are returned, None:
             all. Returns: [n or N, hidden].
         """
-        hidden = self.embed(token_ids)
+        hidden = self.embed(token_ids, positions)
         turns = self.rotation(hidden, positions)
         pieces = self._pieces(len(token_ids), cache.split)
         pasts = [self.over_prompts(cache, layout, *piece) for piece in pieces]
@@ -193,7 +212,11 @@ class Decoder:
             rotated = 0
             if kind != UNTURNED:
                 kinds = () if kind is None else (kind,)
-                its_cos, its_sin = self.body.rotary_emb(hidden[:, None], positions[:, None], *kinds)
+                angles = self.body.rotary_emb(hidden[:, None], positions[:, None], *kinds)
+                pairs = isinstance(angles, Tensor)  # complex numbers
+                its_cos, its_sin = (angles.real, angles.imag) if pairs else angles
+                if self.once or pairs:
+                    its_cos, its_sin = (torch.cat([each, each], dim=-1) for each in (its_cos, its_sin))
                 rotated = its_cos.shape[-1]
                 if self.neighbours is not None:
                     its_cos, its_sin = (self.neighbours.by_halves(each) for each in (its_cos, its_sin))
@@ -217,9 +240,14 @@ class Decoder:
         before = normed(order.before_attention, hidden)
         if isinstance(mixer, Attention):
             mixed = self._mix(number, mixer, before, turns[self.kinds[number]], past.attend)
+        elif isinstance(mixer, LatentAttention):
+            turn, settings = turns[self.kinds[number]], self.attention_settings[number]
+            mixed = mixer(number, before, turn, past.attend, past.states, settings)
         else:
             mixed = mixer(before, past.states)
         if order.parallel:
+            if order.before_mlp:
+                before = normed(order.before_mlp, hidden)
             return added(mixed.add_(layer.mlp(before)), hidden)
         hidden = added(normed(order.after_attention, mixed), hidden)
         return added(normed(order.after_mlp, layer.mlp(normed(order.before_mlp, hidden))), hidden)
@@ -229,6 +257,8 @@ class Decoder:
         projected = layer.query_key_value(rows).view(len(rows), -1, self.head_dim)
         query_key, value = projected[:, :turned], projected[:, turned : turned + self.kv_heads]
         gate = projected[:, turned + self.kv_heads :]
+        if layer.norms_last:
+            query_key, turn = turn.of(query_key), turn.without()
         if layer.head_norms is not None:
             parts = query_key.split([self.heads, self.kv_heads], dim=1)
             if layer.whole_norms:
@@ -245,11 +275,11 @@ class Decoder:
     @property
     def has_experts(self) -> bool:
         """True where a layer is a mixture of experts."""
-        return any(router_of(mlp_of(layer)) is not None for layer in self.body.layers)
+        return any(router_of(mlp_of(layer)) is not None for layer in layers_of(self.body))
 
     def _load_state_kernels(self) -> tuple[StateKernels | None, str]:
         """Return the kernels for layers that keep a state, where there are some for all of them, and else why not."""
-        modules = [module for layer in self.body.layers if (module := state_module(layer)) is not None]
+        modules = [module for layer in layers_of(self.body) if (module := state_module(layer)) is not None]
         if not modules:
             return None, ""
         if not isinstance(self.kernels, Kernels):
@@ -278,7 +308,8 @@ class Decoder:
     @property
     def _prompt_kernels(self) -> Kernels | None:
         """The kernels that attention over prompts goes through; None: operations of torch."""
-        return self.kernels if self.compiled_attention and isinstance(self.kernels, Kernels) else None
+        known = isinstance(self.kernels, Kernels) and self.compiled_attention and not self.latent
+        return cast(Kernels, self.kernels) if known else None
 
     def over_cache(self, cache: KeyValueCache) -> Past:
         """Return the past of one new token per row, which is announced to the cache."""
@@ -288,7 +319,7 @@ class Decoder:
             return self.kernels.attend(cache, number, query_key, value, turn, self.attention_settings[number])
 
         def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
-            query, key = self._turned(query_key, turn)
+            query, key = turn.of(query_key).split([self.heads, self.kv_heads], dim=1)
             cache.write(number, key, value)
             return cache.attend(number, query, self.attention_settings[number]).flatten(1)
 
@@ -311,17 +342,9 @@ class Decoder:
             return kernels.prefill(cache, number, parts, query_key, value, turn, self.attention_settings[number])
 
         def plain(number: int, query_key: Tensor, value: Tensor, turn: Turn) -> Tensor:
-            query, key = self._turned(query_key, turn)
+            query, key = turn.of(query_key).split([self.heads, self.kv_heads], dim=1)
             keys, values = cache.update(key.transpose(0, 1)[None], value.transpose(0, 1)[None], number)
             asked = query.transpose(0, 1)[None]
             return attend_packed(asked, keys, values, layout, *self.attention_settings[number])[0].flatten(1)
 
         return Past(compiled if kernels else plain, Seen(cache, layout, Parts(*parts)))
-
-    def _turned(self, query_key: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys by their positions."""
-        cos, sin, rotated = turn
-        rolled = torch.cat([query_key[..., :rotated].roll(rotated // 2, dims=-1), query_key[..., rotated:]], dim=-1)
-        query_key = torch.addcmul(query_key * cos, rolled, sin).to(query_key.dtype)
-        query, key = query_key.split([self.heads, self.kv_heads], dim=1)
-        return query, key

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.named_parts import layers_of
 from posttrain.backends.rollout.native.parts import mlp_of, router_of
 from posttrain.models.recurrent import has_states
 
@@ -29,7 +30,7 @@ ROPES_THAT_WAIT = {"dynamic", "longrope"}
 def unrecordable(model: PreTrainedModel) -> str:
     """Return why passes of ``model`` cannot be recorded: something in them waits for the device; "" where nothing does."""
     body: Any = model.get_decoder()
-    if any(router_of(mlp_of(layer)) is not None for layer in body.layers):
+    if any(router_of(mlp_of(layer)) is not None for layer in layers_of(body)):
         return "the host deals out the rows to the experts"
     if has_states(model.config):
         return "layers that keep a state go through transformers' modules"

@@ -8,90 +8,15 @@
 
 #include "attention.h"
 #include "draw.h"
+#include "experts.h"
+#include "rows.h"
 
 namespace {
 
-// From here on a norm or an activation, and attention, are worth waking another thread for: some 30 us of one thread.
-constexpr int64_t MANY_ROWS = 16;
-constexpr int64_t MANY_FACTORS = 1 << 19;  // numbers of keys that queries are multiplied by
+// Numbers of keys that queries are multiplied by; from here on attention is worth waking another thread for
+constexpr int64_t MANY_FACTORS = 1 << 19;
 constexpr int64_t ITEMS = 4;               // pieces of work for every thread, so that all end together
 constexpr int64_t TILE = 192;              // queries of a prompt that are computed together
-
-// x / sqrt(mean(x^2) + eps) in one of these forms, as the model has it.
-enum NormForm { ROUNDED, ONE_MORE, UNROUNDED };  // times the weight after rounding; times 1 + the weight; times the weight
-
-// Of each row `count` parts are normed by themselves, one behind the other; rows of x and y begin `stride` numbers apart. y is
-// not x, because the last LANES of a part may overlap those before.
-struct Norm {
-    const void *x, *weight;
-    void *y;
-    int64_t stride, count, width;
-    float eps;
-    int form;
-};
-
-template <class T>
-void norm(const Norm &all, int64_t rows, int threads) {
-    const T *weight = (const T *)all.weight;
-    int64_t width = all.width;
-#pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
-    for (int64_t part = 0; part < rows * all.count; part++) {
-        int64_t begin = part / all.count * all.stride + part % all.count * width;
-        const T *from = (const T *)all.x + begin;
-        T *to = (T *)all.y + begin;
-        Lanes squares = {};
-        int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) squares += load(from + i) * load(from + i);
-        Lanes last = load_part(from + i, width - i);
-        float scale = 1 / std::sqrt(sum(squares + last * last) / width + all.eps);
-        blocks(width, [&](int64_t i) {
-            Lanes scaled = load(from + i) * scale, gain = load(weight + i);
-            if (all.form == ROUNDED) scaled = rounded<T>(scaled);
-            store(scaled * (all.form == ONE_MORE ? 1.0f + gain : gain), to + i);
-        });
-    }
-}
-
-// silu(gate) * up, or with gelu in its approximation by tanh, x / (1 + e^(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3); a row of x is
-// the gate's numbers and then the other's.
-struct Gated {
-    const void *x;
-    void *y;
-    int64_t width, gelu;
-};
-
-template <class T>
-void gated(const Gated &all, int64_t rows, int threads) {
-    int64_t width = all.width, gelu = all.gelu;
-#pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
-    for (int64_t row = 0; row < rows; row++) {
-        const T *gate = (const T *)all.x + 2 * row * width, *up = gate + width;
-        T *to = (T *)all.y + row * width;
-        blocks(width, [&](int64_t i) {
-            Lanes number = load(gate + i), power = -number;
-            if (gelu) power *= 1.5957691216f * (1.0f + 0.044715f * number * number);
-            store(rounded<T>(number / (1.0f + exponential(power))) * load(up + i), to + i);
-        });
-    }
-}
-
-// y = one + other, rows of `width` numbers; y is none of them, because the last LANES of a row may overlap those before.
-struct Sum {
-    const void *one, *other;
-    void *y;
-    int64_t width;
-};
-
-template <class T>
-void add(const Sum &all, int64_t rows, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows >= MANY_ROWS)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t begin = row * all.width;
-        const T *one = (const T *)all.one + begin, *other = (const T *)all.other + begin;
-        T *to = (T *)all.y + begin;
-        blocks(all.width, [&](int64_t i) { store(load(one + i) + load(other + i), to + i); });
-    }
-}
 
 // The position embedding: x cos + (its first `rotated` numbers rolled by half) sin; of the others, cos is 1.
 template <class T>
@@ -112,6 +37,7 @@ struct Attention {
     const float *cos, *sin;
     const void *prompt_keys, *prompt_values;
     void *response_keys, *response_values, *output;
+    const float *sinks;  // a score of each head that no key has; may be null
     float scaling, softcap;
 };
 
@@ -122,6 +48,7 @@ struct Prefill {
     const void *value;
     const float *cos, *sin;
     void *keys, *values, *output;
+    const float *sinks;
     float scaling, softcap;
     int threads;
 };
@@ -175,7 +102,10 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
         }
         queries.see(number * shared, (number + 1) * shared, own(number));
         T *output = (T *)all.output + (row * all.heads + kv_head * shared) * dim;
-        for (int64_t head = 0; head < shared; head++) queries.give(number * shared + head, output + head * dim);
+        for (int64_t head = 0; head < shared; head++) {
+            if (all.sinks) queries.sink(number * shared + head, all.sinks[kv_head * shared + head]);
+            queries.give(number * shared + head, output + head * dim);
+        }
     }
 }
 
@@ -245,8 +175,10 @@ void attend_tokens(const Prefill &all, int64_t piece, int64_t first, int64_t las
     queries.see(0, at, Flat<T>{(const T *)all.keys + slot, (const T *)all.values + slot, all.room, dim});
     at = 0;
     for (int64_t row = first; row < last; row++)
-        for (int64_t head = 0; head < shared; head++, at++)
-            queries.give(at, (T *)all.output + (row * all.heads + kv_head * shared + head) * dim);
+        for (int64_t head = kv_head * shared; head < (kv_head + 1) * shared; head++, at++) {
+            if (all.sinks) queries.sink(at, all.sinks[head]);
+            queries.give(at, (T *)all.output + (row * all.heads + head) * dim);
+        }
 }
 
 struct Item {
@@ -286,6 +218,15 @@ void prefill(const Prefill &all) {
 #define FOR_DTYPE(NAME, T)                                                                                             \
     extern "C" int64_t tile_step_##NAME() { return Form<T>::STEP; }                                                    \
     extern "C" void norm_##NAME(const Norm *all, int64_t rows, int threads) { norm<T>(*all, rows, threads); }          \
+    extern "C" void layer_norm_##NAME(const LayerNorm *all, int64_t rows, int threads) {                               \
+        layer_norm<T>(*all, rows, threads);                                                                            \
+    }                                                                                                                  \
+    extern "C" void activate_##NAME(const Activation *all, int64_t rows, int threads) {                                \
+        activate<T>(*all, rows, threads);                                                                              \
+    }                                                                                                                  \
+    extern "C" void mix_experts_##NAME(const Experts *all, int64_t rows, int threads) {                                \
+        mix_experts<T>(*all, rows, threads);                                                                           \
+    }                                                                                                                  \
     extern "C" void gated_##NAME(const Gated *all, int64_t rows, int threads) { gated<T>(*all, rows, threads); }       \
     extern "C" void add_##NAME(const Sum *all, int64_t rows, int threads) { add<T>(*all, rows, threads); }             \
     extern "C" void draw_##NAME(                                                                                       \

@@ -6,6 +6,7 @@ They need a C++ compiler, once: the library is kept in the user's cache folder. 
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,24 @@ LANES = 16  # as in kernels.cpp: no width is smaller
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
+class GateKind(IntEnum):
+    """Kinds of gated activations, numbered like in kernels.cpp: silu; gelu, approximated by tanh; gpt-oss's."""
+
+    SILU = 0
+    GELU = 1
+    CLAMPED = 2
+
+
+class ActivationKind(IntEnum):
+    """Activations without a gate, numbered like in kernels.cpp."""
+
+    RELU = 0
+    SQUARED_RELU = 1
+    SILU = 2
+    GELU = 3
+    GELU_TANH = 4
+
+
 class NormArguments(ctypes.Structure):
     """Arguments of a norm, laid out like in kernels.cpp."""
 
@@ -34,10 +53,41 @@ class NormArguments(ctypes.Structure):
     )
 
 
+class LayerNormArguments(ctypes.Structure):
+    """Arguments of a norm around the mean, laid out like in kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y")),
+        ("width", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+    )
+
+
+class ActivationArguments(ctypes.Structure):
+    """Arguments of an activation, laid out like in kernels.cpp."""
+
+    _fields_ = (("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64), ("kind", ctypes.c_int64))
+
+
 class GatedArguments(ctypes.Structure):
     """Arguments of a gated activation, laid out like in kernels.cpp."""
 
-    _fields_ = (("x", ctypes.c_void_p), ("y", ctypes.c_void_p), ("width", ctypes.c_int64), ("gelu", ctypes.c_int64))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "y")),
+        *((name, ctypes.c_int64) for name in ("width", "kind")),
+        *((name, ctypes.c_float) for name in ("slope", "limit")),
+    )
+
+
+class ExpertsArguments(ctypes.Structure):
+    """Arguments of a mixture of experts, laid out like in experts.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "y", "chosen", "shares", "first", "last")),
+        *((name, ctypes.c_void_p) for name in ("given", "both", "between", "found", "multiply")),
+        *((name, ctypes.c_int64) for name in ("hidden", "width", "each", "experts", "kind")),
+        *((name, ctypes.c_float) for name in ("slope", "limit")),
+    )
 
 
 class SumArguments(ctypes.Structure):
@@ -54,7 +104,7 @@ class AttentionArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("prompt_room", "response_room", "query_key_stride", "value_stride")),
         *((name, ctypes.c_void_p) for name in ("order", "prompt_slots", "prompt_lens", "places")),
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "prompt_keys", "prompt_values")),
-        *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output")),
+        *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output", "sinks")),
         *((name, ctypes.c_float) for name in ("scaling", "softcap")),
     )
 
@@ -66,10 +116,21 @@ class _Prefill(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("pieces", "heads", "kv_heads", "dim", "rotated", "window", "room")),
         *((name, ctypes.c_int64) for name in ("query_key_stride", "value_stride")),
         *((name, ctypes.c_void_p) for name in ("starts", "ends", "slots", "known")),
-        *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "keys", "values", "output")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("query_key", "value", "cos", "sin", "keys", "values", "output", "sinks")
+        ),
         *((name, ctypes.c_float) for name in ("scaling", "softcap")),
         ("threads", ctypes.c_int),
     )
+
+
+class GateForm(NamedTuple):
+    """The activation of a gate, and what it multiplies."""
+
+    kind: GateKind = GateKind.SILU
+    slope: float = 1.0  # s of x sigmoid(s x), in the place of silu
+    limit: float = 0.0  # CLAMPED: the gate is at most this, and the other factor within it, and one more
 
 
 class Turn(NamedTuple):
@@ -78,6 +139,15 @@ class Turn(NamedTuple):
     cos: Tensor  # [rows, 1, head_dim] float32, contiguous; 1 after the rotated numbers
     sin: Tensor  # [rows, 1, head_dim] float32, contiguous; with the signs of the rotation; 0 after the rotated numbers
     rotated: int  # numbers at the beginning of a head
+
+    def of(self, x: Tensor) -> Tensor:
+        """Turn numbers, [rows, heads, head_dim]."""
+        rolled = torch.cat([x[..., : self.rotated].roll(self.rotated // 2, dims=-1), x[..., self.rotated :]], dim=-1)
+        return torch.addcmul(x * self.cos, rolled, self.sin).to(x.dtype)
+
+    def without(self) -> Turn:
+        """Return a position embedding that leaves numbers as they are."""
+        return Turn(torch.ones_like(self.cos), torch.zeros_like(self.sin), 0)
 
 
 class PassKernels(Protocol):
@@ -96,8 +166,8 @@ class PassKernels(Protocol):
         Args: x [..., width]; weight [width]. Returns: [..., width], contiguous.
         """
 
-    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
-        """Compute silu (or gelu, approximated by tanh) of the first half of a row, times the second.
+    def gated(self, gate_up: Tensor, form: GateForm) -> Tensor:
+        """Compute the activation of the first half of a row, times the second.
 
         Args: gate_up [rows, 2 * width] contiguous. Returns: [rows, width].
         """
@@ -114,7 +184,7 @@ class PassKernels(Protocol):
         """Rotate queries and keys by their positions, store keys and values, and compute the attention of every row.
 
         Args: query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            settings: without sinks.
+            settings: with sinks in float32.
         Returns: [rows, heads * head_dim].
         """
 
@@ -128,7 +198,15 @@ class Kernels:
         assert LENGTH_STEP == LANES  # tokens of a tile
         self.dtype = dtype
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        kinds = {"norm": NormArguments, "gated": GatedArguments, "add": SumArguments, "attend": AttentionArguments}
+        kinds = {
+            "norm": NormArguments,
+            "layer_norm": LayerNormArguments,
+            "activate": ActivationArguments,
+            "gated": GatedArguments,
+            "mix_experts": ExpertsArguments,
+            "add": SumArguments,
+            "attend": AttentionArguments,
+        }
         # By name: functions of the address of their arguments, a number of rows and one of threads
         self.functions = {name: getattr(library, f"{name}_{DTYPES[dtype]}") for name in kinds}
         for name, function in self.functions.items():
@@ -155,10 +233,29 @@ class Kernels:
         self.functions["norm"](given, x.numel() // width, torch.get_num_threads())
         return output
 
-    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """Compute (x - mean) / sqrt(variance + eps) over the last dimension, times the weight, plus the bias.
+
+        Args: x [..., width]; weight, bias [width]. Returns: [..., width], contiguous.
+        """
+        x = x.contiguous()
+        width, output = x.shape[-1], torch.empty_like(x)
+        addresses = (None if each is None else each.data_ptr() for each in (weight, bias))
+        given = LayerNormArguments(x.data_ptr(), *addresses, output.data_ptr(), width, eps)
+        self.functions["layer_norm"](given, x.numel() // width, torch.get_num_threads())
+        return output
+
+    def activate(self, x: Tensor, kind: ActivationKind) -> Tensor:
+        """Compute an activation without a gate. Args: x [rows, width] contiguous. Returns: the same shape."""
+        output = torch.empty_like(x)
+        given = ActivationArguments(x.data_ptr(), output.data_ptr(), x.shape[1], kind)
+        self.functions["activate"](given, len(x), torch.get_num_threads())
+        return output
+
+    def gated(self, gate_up: Tensor, form: GateForm) -> Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, width)
-        given = GatedArguments(gate_up.data_ptr(), output.data_ptr(), width, gelu)
+        given = GatedArguments(gate_up.data_ptr(), output.data_ptr(), width, *form)
         self.functions["gated"](given, rows, torch.get_num_threads())
         return output
 
@@ -202,6 +299,7 @@ class Kernels:
                 response_keys=responses.keys[layer].data_ptr(),
                 response_values=responses.values[layer].data_ptr(),
                 output=output.data_ptr(),
+                sinks=None if settings.sinks is None else settings.sinks.data_ptr(),
                 scaling=settings.scaling,
                 softcap=settings.softcap or 0.0,
             ),
@@ -225,7 +323,7 @@ class Kernels:
 
         Args: parts [4, n] int64: first row, end, slot and number of the known tokens before the first, of each part;
             query_key [rows, heads + kv_heads, head_dim] and value [rows, kv_heads, head_dim], each contiguous in a row;
-            settings: without sinks.
+            settings: with sinks in float32.
         Returns: [rows, heads * head_dim]; rows in no part are not set.
         """
         rows, turned, dim = query_key.shape
@@ -254,6 +352,7 @@ class Kernels:
                 keys=prompts.keys[layer].data_ptr(),
                 values=prompts.values[layer].data_ptr(),
                 output=output.data_ptr(),
+                sinks=None if settings.sinks is None else settings.sinks.data_ptr(),
                 scaling=settings.scaling,
                 softcap=settings.softcap or 0.0,
                 threads=torch.get_num_threads(),

@@ -18,16 +18,24 @@ from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.decoder import Decoder
+from posttrain.backends.rollout.native.kernel_parts import (
+    KernelActivation,
+    KernelGated,
+    KernelLayerNorm,
+    KernelNorm,
+)
 from posttrain.backends.rollout.native.kernels import (
+    ActivationArguments,
     AttentionArguments,
     GatedArguments,
     Kernels,
+    LayerNormArguments,
     NormArguments,
     SumArguments,
     Turn,
 )
 from posttrain.backends.rollout.native.packed_products import PackedProduct
-from posttrain.backends.rollout.native.parts import Attention, KernelGated, KernelNorm, Layer, Mlp
+from posttrain.backends.rollout.native.parts import Attention, Layer, Mlp
 from posttrain.backends.rollout.native.slots import TiledSlots
 
 
@@ -54,7 +62,7 @@ class ListedStep:
         # A profile would see one operation in the place of all.
         if self._calls is None or torch._C._autograd._profiler_enabled():
             return self.decoder.step(token_ids, positions, cache)
-        hidden = self.decoder.embed(token_ids)
+        hidden = self.decoder.embed(token_ids, positions)
         return self.decoder.norm(self._calls.run(hidden, self.decoder.rotation(hidden, positions), cache))
 
     def clear(self) -> None:
@@ -72,11 +80,16 @@ def _is_listable(decoder: Decoder) -> bool:
         mixer, mlp = layer.mixer, layer.mlp
         if not isinstance(mixer, Attention) or not isinstance(mlp, Mlp):
             return False
-        if mixer.clip is not None or layer.residual != 1.0:
+        if mixer.clip is not None or mixer.norms_last or layer.residual != 1.0:
             return False
         norms = *layer.norms.values(), *(mixer.head_norms or ())
         products: tuple[Any, ...] = (mixer.query_key_value, mixer.output, mlp.first, mlp.down)
-        if not isinstance(mlp.between, KernelGated) or not all(isinstance(norm, KernelNorm) for norm in norms):
+        if not isinstance(mlp.between, KernelGated | KernelActivation):
+            return False
+        if not all(isinstance(norm, KernelNorm | KernelLayerNorm) for norm in norms):
+            return False
+        # A layer norm of every head by itself would take a call for each
+        if not all(isinstance(norm, KernelNorm) for norm in mixer.head_norms or ()):
             return False
         if not all(isinstance(each, PackedProduct) and each.kernels.dtype == kernels.dtype for each in products):
             return False
@@ -157,12 +170,15 @@ class _Calls:
         attention.heads, attention.kv_heads, attention.dim = heads, kv_heads, dim
         attention.scaling, attention.window = settings.scaling, settings.window or 0
         attention.softcap = settings.softcap or 0.0
+        attention.sinks = None if settings.sinks is None else settings.sinks.data_ptr()
         attention.query_key, attention.value = query_key, value
         attention.query_key_stride = attention.value_stride = row
         attention.output = self._address("attended", heads * dim)
         self._list("attend", attention)
         mixed = self._list_product(mixer.output, attention.output, "mixed")
         if order.parallel:
+            if order.before_mlp:
+                before = self._list_norm(layer, order.before_mlp, self._hidden, "before")
             self._list_sum(self._list_sum(mixed, self._list_mlp(mlp, before), "both changes"), self._hidden)
             return
         self._list_sum(self._list_norm(layer, order.after_attention, mixed, "normed"), self._hidden)
@@ -170,10 +186,15 @@ class _Calls:
         self._list_sum(self._list_norm(layer, order.after_mlp, changed, "normed"), self._hidden)
 
     def _list_mlp(self, mlp: Mlp, rows: int) -> int:
-        assert isinstance(mlp.first, PackedProduct) and isinstance(mlp.between, KernelGated)
-        both, width = self._list_product(mlp.first, rows, "gate_up"), mlp.first.outputs // 2
-        between = self._address("between", width)
-        self._list("gated", GatedArguments(both, between, width, mlp.between.gelu))
+        assert isinstance(mlp.first, PackedProduct)
+        given, width = self._list_product(mlp.first, rows, "gate_up"), mlp.first.outputs
+        if isinstance(mlp.between, KernelGated):
+            between = self._address("between", width // 2)
+            self._list("gated", GatedArguments(given, between, width // 2, *mlp.between.form))
+        else:
+            assert isinstance(mlp.between, KernelActivation)
+            between = self._address("between", width)
+            self._list("activate", ActivationArguments(given, between, width, mlp.between.kind))
         return self._list_product(mlp.down, between, "changed")
 
     def _list_sum(self, one: int, other: int, found: str = "") -> int:
@@ -196,6 +217,10 @@ class _Calls:
         if not name:
             return x
         norm, y = layer.norms[name], self._address(found, self.width)
+        if isinstance(norm, KernelLayerNorm):
+            weight, bias = (None if each is None else each.data_ptr() for each in (norm.weight, norm.bias))
+            self._list("layer_norm", LayerNormArguments(x, weight, bias, y, self.width, norm.eps))
+            return y
         assert isinstance(norm, KernelNorm)
         self._list_norm_of(norm, x, y, self.width, 1, self.width)
         return y

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.backends.rollout.native.named_parts import attention_of, layers_of, rotary_of
+
 PROBED = 3  # a position at which the pairs of a head are turned by different angles
 
 
@@ -24,6 +26,20 @@ def rotates_neighbours(attention: Any) -> bool:
     rotate = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
     x = torch.arange(1.0, 9.0)
     return rotate is not None and torch.equal(rotate(x), torch.stack([-x[1::2], x[::2]], dim=-1).flatten())
+
+
+def angles_once(model: PreTrainedModel) -> bool:
+    """Return True where the angle of each pair that is half a head apart stands once. The function that turns queries and keys is
+    tried."""
+    body: Any = model.get_decoder()
+    attention = next((each for layer in layers_of(body) if (each := attention_of(layer)) is not None), None)
+    turn: Any = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+    x, cos, sin = torch.arange(1.0, 9.0)[None, None, None], torch.zeros(1, 1, 4), torch.ones(1, 1, 4)
+    try:
+        turned, _ = turn(x, x, cos, sin)
+    except Exception:  # noqa: BLE001 - it takes as many angles as numbers, or is something else
+        return False
+    return torch.equal(turned, torch.cat([-x[..., 4:], x[..., :4]], dim=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +53,8 @@ class Neighbours:
     def of(cls, model: PreTrainedModel) -> Neighbours | None:
         """Return the pairs of a model; None where numbers half a head apart are turned."""
         body: Any = model.get_decoder()
-        attentions = [each for each in (getattr(layer, "self_attn", None) for layer in body.layers) if each is not None]
-        if body.rotary_emb is None or not attentions or not all(map(rotates_neighbours, attentions)):
+        attentions = [each for layer in layers_of(body) if (each := attention_of(layer)) is not None]
+        if rotary_of(body) is None or not attentions or not all(map(rotates_neighbours, attentions)):
             return None
         kinds = () if not hasattr(body.rotary_emb, "layer_types") else (model.config.get_text_config().layer_types[0],)
         hidden = torch.zeros(1, 1, 1, device=model.device, dtype=model.dtype)

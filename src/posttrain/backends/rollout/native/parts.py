@@ -6,27 +6,24 @@ with the model itself before any of it is used (trial.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
-from posttrain.backends.rollout.native.experts import mixture
+from posttrain.backends.rollout.native.experts import activation_of, are_experts, downs, gate_ups, mixture
+from posttrain.backends.rollout.native.kernel_parts import KernelParts, Rows
 from posttrain.backends.rollout.native.kernels import PassKernels
+from posttrain.backends.rollout.native.latents import LatentAttention, is_latent_attention, read_latent_attention
+from posttrain.backends.rollout.native.named_parts import ATTENTIONS, attention_of
 from posttrain.backends.rollout.native.neighbours import Neighbours, rotates_neighbours
 from posttrain.backends.rollout.native.packed_products import Product, Stack
-from posttrain.backends.rollout.native.products import FEWEST_ROWS, stacked_product
+from posttrain.backends.rollout.native.products import FEWEST_ROWS, copies_weights, stacked_product
 from posttrain.backends.rollout.native.state_kernels import StateKernels
-from posttrain.backends.rollout.native.state_layers import StateLayer, state_layer, weights_of
-from posttrain.libraries.cpu_kernels.update import NormForm
-from posttrain.models.fused_layers import ACTIVATIONS, GATED, GELU_TANH, SILU
+from posttrain.backends.rollout.native.state_layers import StateLayer, inputs_of, state_layer, weights_of
+from posttrain.models.fused_layers import ACTIVATIONS, GATED
 from posttrain.models.recurrent import state_module
-
-Rows = Callable[[Tensor], Tensor]  # a function from rows to rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,8 @@ class Order:
     after_attention: str = ""
     before_mlp: str = ""
     after_mlp: str = ""
-    parallel: bool = False  # attention and MLP read the same normed rows, and both are added to what the layer is given
+    # Both attention and MLP are added to what the layer is given. The MLP reads the rows of the attention where it has no norm.
+    parallel: bool = False
 
 
 ORDERS = (
@@ -46,45 +44,26 @@ ORDERS = (
     Order("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     Order(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
     Order(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+    Order(before_attention="ln_1", before_mlp="ln_2"),
+    Order(before_attention="input_layernorm", before_mlp="pre_feedforward_layernorm"),
     Order(before_attention="operator_norm", before_mlp="ffn_norm"),
     Order(before_attention="input_layernorm", parallel=True),
 )
 # Modules of an attention: queries, keys and values, in one or three products; the output; norms of queries and keys.
-INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
-OUTPUTS = ("o_proj", "dense", "out_proj")
-HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query_key_value",), ("c_attn",))
+GROUPED = "query_key_value"  # whose outputs are, for each key head, its queries, the key and the value
+OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj")
+NORMS_LAST = ("query_layernorm", "key_layernorm")  # behind the position embedding
+HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), NORMS_LAST)
 # Modules of an MLP: the products with its input, the activation, the product with its output.
-UNGATED = (("up_proj",), ("fc1",), ("c_fc",))
-DOWN = ("down_proj", "fc2", "c_proj")
+UNGATED = (("up_proj",), ("fc1",), ("c_fc",), ("dense_h_to_4h",))
+DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h")
 WITHOUT_MODULE = {"w1", "w3", "w2"}  # gate, up and down with a silu that is no module
-MLPS = ("mlp", "feed_forward")
+RESIDUALS = ("residual_multiplier", "residual_scale")
+MLPS = ("mlp", "feed_forward", "block_sparse_moe")
 ROUTERS = ("gate", "router")
 # Of experts for all rows: times a gate's sigmoid, or as they are
-SHARED: tuple[set[str], ...] = ({"shared_expert", "shared_expert_gate"}, {"shared_experts"}, set())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelNorm:
-    """An RMS norm by a kernel."""
-
-    kernels: PassKernels
-    weight: Tensor
-    eps: float
-    form: NormForm
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return self.kernels.norm(rows, self.weight, self.eps, self.form)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelGated:
-    """The activation of the first half of a row, times the second half, by a kernel."""
-
-    kernels: PassKernels
-    gelu: bool
-
-    def __call__(self, gate_up: Tensor) -> Tensor:
-        return self.kernels.gated(gate_up, gelu=self.gelu)
+SHARED: tuple[set[str], ...] = ({"shared_expert", "shared_expert_gate"}, {"shared_experts"}, {"shared_mlp"}, set())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +85,7 @@ class Attention:
     query_key_value: Product  # and behind them a gate, for each number of the attention's result, where there is one
     head_norms: tuple[Rows, Rows] | None  # of queries and keys
     whole_norms: bool  # over all heads together, not each alone
+    norms_last: bool  # behind the position embedding
     clip: float | None  # largest size of queries, keys and values
     output: Product
 
@@ -116,15 +96,16 @@ class Layer:
 
     order: Order
     norms: dict[str, Rows]  # by module name
-    mixer: Attention | StateLayer
+    mixer: Attention | LatentAttention | StateLayer
     mlp: Rows
     residual: float  # factor of what is added to the layer's input, twice
 
 
 def unknown_part(layer: nn.Module, head_dim: int) -> str:
     """Return the reason why a layer cannot be read; "" when it can."""
-    attention, mlp = getattr(layer, "self_attn", None), mlp_of(layer)
+    attention, mlp = attention_of(layer), mlp_of(layer)
     mixes = state_module(layer) is not None or _is_attention(attention, head_dim)
+    mixes = mixes or (attention is not None and is_latent_attention(_parts(attention)))
     for module, known in ((layer, _order(layer)), (attention, mixes), (mlp, _is_mlp(mlp))):
         if not known:
             parts = sorted(_parts(module)) if module is not None else []
@@ -146,8 +127,11 @@ def _parts(module: Any) -> set[str]:
 
 def _order(layer: nn.Module) -> Order | None:
     mixer = state_module(layer)
-    norms = {name for name in _parts(layer) - {"self_attn", *MLPS} if getattr(layer, name) is not mixer}
-    return next((order for order in ORDERS if norms == _names(order)), None)
+    norms = {name for name in _parts(layer) - {*ATTENTIONS, *MLPS} if getattr(layer, name) is not mixer}
+    found = next((order for order in ORDERS if norms == _names(order)), None)
+    if found is None or not getattr(layer, "use_parallel_residual", False):
+        return found
+    return replace(found, parallel=True)
 
 
 def _names(order: Order) -> set[str]:
@@ -182,12 +166,13 @@ def _is_mlp(module: Any) -> bool:
         return True
     routed = any(parts == {"experts", router} | shared for router in ROUTERS for shared in SHARED)
     shared = _shared(module)
-    return routed and _are_experts(module.experts) and (shared is None or _is_mlp(shared))
+    return routed and are_experts(module.experts) and (shared is None or _is_mlp(shared))
 
 
 def _shared(mlp: Any) -> nn.Module | None:
     """Return the expert that every row goes to; None where there is none."""
-    return getattr(mlp, "shared_expert", getattr(mlp, "shared_experts", None))
+    names = ("shared_expert", "shared_experts", "shared_mlp")
+    return next((getattr(mlp, name) for name in names if hasattr(mlp, name)), None)
 
 
 def router_of(mlp: nn.Module | None) -> nn.Module | None:
@@ -197,14 +182,11 @@ def router_of(mlp: nn.Module | None) -> nn.Module | None:
     return next((part for name, part in mlp.named_children() if name in ROUTERS), None)
 
 
-def _are_experts(module: Any) -> bool:
-    """Stacked weights without biases: gate and up [experts, 2 * width, hidden], down [experts, hidden, width]."""
-    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"} or not hasattr(
-        module, "act_fn"
-    ):
-        return False
-    experts, hidden, width = module.down_proj.shape
-    return tuple(module.gate_up_proj.shape) == (experts, 2 * width, hidden)
+def _router(mlp: Any) -> Any:
+    """Return the function that chooses experts for rows, [N, hidden]."""
+    router: Any = router_of(mlp)
+    bias = getattr(mlp, "e_score_correction_bias", None)
+    return router if bias is None else lambda rows: router(rows, bias)
 
 
 class Reader:
@@ -219,11 +201,11 @@ class Reader:
         fewest_rows: int = FEWEST_ROWS,
         state_kernels: StateKernels | None = None,
         neighbours: Neighbours | None = None,
+        latents_turn_neighbours: bool = False,
     ):
-        self.kernels, self.head_dim, self.clip, self.neighbours = kernels, head_dim, clip, neighbours
-        self.state_kernels = state_kernels
+        self.parts, self.head_dim, self.clip, self.neighbours = KernelParts(kernels), head_dim, clip, neighbours
+        self.state_kernels, self.latents_turn_neighbours = state_kernels, latents_turn_neighbours
         self.stack, self.fewest_rows = stack, fewest_rows
-        self._norm_forms: dict[type, NormForm | None] = {}
 
     def layer(self, module: Any) -> Layer:
         """Read a layer whose parts are known."""
@@ -231,29 +213,36 @@ class Reader:
         assert order is not None
         return Layer(
             order=order,
-            norms={name: self.norm(getattr(module, name)) for name in _names(order)},
-            mixer=self.attention(module.self_attn)
+            norms={name: self.parts.norm(getattr(module, name)) for name in _names(order)},
+            mixer=self.attention(attention_of(module))
             if state is None
             else state_layer(state, self.state_kernels, self.stack),
             mlp=self.mlp(mlp_of(module)),
-            residual=float(getattr(module, "residual_multiplier", 1.0)),
+            residual=float(next((getattr(module, name) for name in RESIDUALS if hasattr(module, name)), 1.0)),
         )
 
-    def attention(self, attention: Any) -> Attention:
+    def attention(self, attention: Any) -> Attention | LatentAttention:
         """Read an attention whose parts are known."""
         parts = _parts(attention)
+        if is_latent_attention(parts):
+            pairs = self.latents_turn_neighbours
+            return read_latent_attention(attention, self.parts, self.stack, neighbours=pairs)
         inputs = next(names for names in INPUTS if parts.issuperset(names))
         norms = next((names for names in HEAD_NORMS if parts.issuperset(names)), None)
         found = (
             None
             if norms is None
-            else (self.norm(getattr(attention, norms[0])), self.norm(getattr(attention, norms[1])))
+            else (self.parts.norm(getattr(attention, norms[0])), self.parts.norm(getattr(attention, norms[1])))
         )
         output = next(getattr(attention, name) for name in OUTPUTS if name in parts)
+        width = inputs_of(output)
         return Attention(
-            query_key_value=self._inputs(*(getattr(attention, name) for name in inputs), width=output.in_features),
+            query_key_value=self._grouped(attention.query_key_value, width)
+            if GROUPED in inputs
+            else self._inputs(*(getattr(attention, name) for name in inputs), width=width),
             head_norms=found,
             whole_norms=norms is not None and len(getattr(attention, norms[0]).weight) != self.head_dim,
+            norms_last=norms == NORMS_LAST,
             clip=self.clip,
             output=self.product(output),
         )
@@ -275,80 +264,44 @@ class Reader:
         ordered = [halves[0], *zip(weights[1:], biases[1:], strict=True), halves[1]]
         return self.stack([cast(Tensor, weight) for weight, _ in ordered], [bias for _, bias in ordered])
 
-    def norm(self, module: Any) -> Rows:
-        """Read a norm: RMS norms by a kernel, in the form that agrees with the module; other modules as they are."""
-        weight = getattr(module, "weight", None)
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if (
-            self.kernels is None
-            or eps is None
-            or not isinstance(weight, Tensor)
-            or weight.dim() != 1
-            or weight.dtype != self.kernels.dtype
-            or len(weight) < self.kernels.narrowest
-        ):
-            return cast(Rows, module)
-        if type(module) not in self._norm_forms:
-            self._norm_forms[type(module)] = self._norm_form(module, weight.detach(), eps)
-        form = self._norm_forms[type(module)]
-        if form is None:
-            return cast(Rows, module)
-        return KernelNorm(self.kernels, weight.detach(), eps, form)
+    def _grouped(self, layer: nn.Module, width: int) -> Product:
+        """Return the product with an attention's input, of whose outputs all queries come first, then all keys, and so on.
+        Args: width of all queries together."""
+        (weight,), (bias,) = weights_of(layer)
+        kv_heads = (len(weight) - width) // (2 * self.head_dim)
 
-    def _norm_form(self, module: Any, weight: Tensor, eps: float) -> NormForm | None:
-        """Return the form of an RMS norm in which the kernel's numbers are the module's, but for its rounding; None for
-        other norms."""
-        assert self.kernels is not None
-        x = 3 * torch.randn(8, len(weight), generator=torch.Generator().manual_seed(0)).to(weight) + 1
-        own, kernel = module(x).detach().float(), self.kernels.norm
-        apart = {form: float((kernel(x, weight, eps, form).float() - own).norm()) for form in NormForm}
-        form = min(NormForm, key=lambda form: apart[form])
-        return form if apart[form] <= 1e-2 * float(own.norm()) else None
+        def ordered(rows: Tensor) -> Tensor:
+            heads = rows.detach().unflatten(0, (kv_heads, -1, self.head_dim))
+            return torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+
+        return self.stack([ordered(weight)], [None if bias is None else ordered(bias)])
 
     def mlp(self, module: Any) -> Rows:
         """Read an MLP or a mixture of experts."""
         parts = _parts(module)
         if "experts" in parts:
-            experts = module.experts
-            shared = _shared(module)
+            experts, shared = module.experts, _shared(module)
+            apart = copies_weights([experts.down_proj])
             return mixture(
-                router=cast(nn.Module, router_of(module)),
-                gate_up=[self.stack([weight], [None]) for weight in experts.gate_up_proj.detach()],
-                activation=self._gated(experts.act_fn, experts.down_proj.shape[2]),
-                down=[self.stack([weight], [None]) for weight in experts.down_proj.detach()],
+                router=_router(module),
+                gate_up=[self.stack([weight], [bias]) for weight, bias in gate_ups(experts, apart=apart)],
+                activation=activation_of(experts, self.parts, apart=apart),
+                down=[self.stack([weight], [bias]) for weight, bias in downs(experts)],
                 fewest_rows=self.fewest_rows,
                 shared=None if shared is None else self.mlp(shared),
                 shared_gate=getattr(module, "shared_expert_gate", None),
             )
         last: Any = next(getattr(module, name) for name in (*DOWN, "w2") if name in parts)
-        down = self.product(last)
+        down, width = self.product(last), inputs_of(last)
         if parts == WITHOUT_MODULE:
-            return Mlp(self.product(module.w1, module.w3), self._gated(nn.SiLU(), last.in_features), down)
+            return Mlp(self.product(module.w1, module.w3), self.parts.gated(nn.SiLU(), width), down)
         activation = next(getattr(module, name) for name in ACTIVATIONS if name in parts)
         gated = next((names for names in GATED if parts.issuperset(names)), None)
         names = gated or next(names for names in UNGATED if parts.issuperset(names))
         first = self.product(*(getattr(module, name) for name in names))
-        between = self._gated(activation, last.in_features) if gated else _ungated(activation)
+        between = (self.parts.gated if gated else self.parts.ungated)(activation, width)
         return Mlp(first, between, down)
 
     def product(self, *modules: nn.Module) -> Product:
         """Return the product of rows with the weights of linear layers, side by side; an adapter is applied."""
         return self.stack(*weights_of(*modules))
-
-    def _gated(self, activation: nn.Module, width: int) -> Rows:
-        """Return the activation of the first half of a row, times the second half."""
-        known = isinstance(activation, SILU + GELU_TANH)
-        if self.kernels is not None and known and width >= self.kernels.narrowest:
-            return KernelGated(self.kernels, isinstance(activation, GELU_TANH))
-
-        def gated(gate_up: Tensor) -> Tensor:
-            gate, up = gate_up.chunk(2, dim=1)
-            activated: Tensor = activation(gate)
-            return activated.mul_(up)
-
-        return gated
-
-
-def _ungated(activation: nn.Module) -> Rows:
-    # NewGELUActivation computes the same by six operations of torch
-    return partial(gelu, approximate="tanh") if isinstance(activation, GELU_TANH) else cast(Rows, activation)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
 from posttrain.backends.rollout.native.packed_products import Product, Stack
@@ -93,7 +94,15 @@ def has_state_kernels(module: Any, kernels: StateKernels | None) -> bool:
 def weights_of(*modules: nn.Module) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return the weights and biases of linear layers; an adapter is applied."""
     layers: list[Any] = [getattr(module, "base_layer", module) for module in modules]
-    return [effective_weight(module) for module in modules], [layer.bias for layer in layers]
+    weights = [effective_weight(module) for module in modules]
+    turned = [weight.T if isinstance(layer, Conv1D) else weight for weight, layer in zip(weights, layers, strict=True)]
+    return turned, [layer.bias for layer in layers]
+
+
+def inputs_of(module: nn.Module) -> int:
+    """Return the width of a linear layer's input."""
+    layer: Any = getattr(module, "base_layer", module)
+    return int(layer.nx if isinstance(layer, Conv1D) else layer.in_features)
 
 
 def _delta_rule(module: Any) -> _Form | None:

@@ -73,9 +73,9 @@ class TokenPass:
         self._listed = ListedStep(self.decoder)
         if self._round_weights(self.decoder) if int8 else product_kernels(model.get_output_embeddings().weight):
             self.decoder.fewest_rows = 1
-            # Of a mixture of experts the routers do.
+            # Of a mixture of experts the routers do, and of latent attention the products of each head.
             compiled = self.decoder.compiled_attention and self.decoder.compiled_states
-            self._own_products = compiled and not self.decoder.has_experts
+            self._own_products = compiled and not self.decoder.has_experts and not self.decoder.latent
 
     def _round_weights(self, decoder: Decoder) -> bool:
         """Have the pass multiply by weights of eight bits, from the next time that it reads them. Returns: True for kernels."""

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import Turn
+from posttrain.backends.rollout.native.kernels import GateForm, GateKind, Turn
 from posttrain.libraries.cpu_kernels.update import NormForm
 from posttrain.models.attention_settings import AttentionSettings
 
@@ -25,6 +25,8 @@ MOST_SPLITS = 16
 
 ONE_MORE = tl.constexpr(int(NormForm.ONE_MORE))
 ROUNDED = tl.constexpr(int(NormForm.ROUNDED))
+GELU = tl.constexpr(int(GateKind.GELU))
+CLAMPED = tl.constexpr(int(GateKind.CLAMPED))
 
 
 @triton.jit
@@ -43,14 +45,18 @@ def _norm(x, weight, eps, output, FORM: tl.constexpr, WIDTH: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _gated(x, output, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(x, output, width, slope, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
     gate = tl.load(x + 2 * row * width + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + (2 * row + 1) * width + i, mask=inside, other=0.0).to(tl.float32)
-    power = gate
-    if GELU:  # x / (1 + e^(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3)
+    if KIND == CLAMPED:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, up)
+        up = tl.where(up < -limit, -limit, up) + 1.0
+    power = gate * slope
+    if KIND == GELU:  # x / (1 + e^(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3)
         power = gate * 1.5957691216 * (1.0 + 0.044715 * gate * gate)
     activated = (gate * tl.sigmoid(power)).to(output.dtype.element_ty).to(tl.float32)
     tl.store(output + row * width + i, activated * up, mask=inside)
@@ -93,10 +99,10 @@ def _see(
 @triton.jit
 def _attend(
     query_key, value, cos, sin, prompt_keys, prompt_values, response_keys, response_values,
-    prompt_slots, prompt_lens, places, output, mixtures, tops, totals,
+    prompt_slots, prompt_lens, places, output, mixtures, tops, totals, sinks,
     query_key_stride, value_stride, prompt_room, response_room, scaling, softcap, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED_BLOCK: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    ROTATED: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
+    ROTATED: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One row and one key head: turn its queries and its new key, store key and value, attend. Several programs share a row's
     tokens where SPLITS > 1, and _combine adds them up."""
@@ -131,6 +137,13 @@ def _attend(
     top = tl.where(first, score, -float("inf"))
     total = tl.where(first, 1.0, 0.0) + tl.zeros([SHARED_BLOCK], tl.float32)
     mixed = tl.where(first, new_value.to(tl.float32), 0.0)[None, :] + tl.zeros([SHARED_BLOCK, DIM_BLOCK], tl.float32)
+    if SINKS:  # a score that takes its share of the weights and adds no value
+        sink = tl.where(first, tl.load(sinks + head, mask=real, other=0.0), -float("inf"))
+        now = tl.maximum(top, sink)
+        base = tl.where(first, now, 0.0)
+        kept = tl.exp(top - base)
+        total, mixed = total * kept + tl.exp(sink - base), mixed * kept[:, None]
+        top = now
 
     oldest = tl.where(window > 0, tl.maximum(prompt_len + place + 1 - window, 0), 0)
     prompt = (tl.load(prompt_slots + row) * KV_HEADS + kv_head) * DIM * prompt_room
@@ -188,10 +201,11 @@ class TritonKernels:
         )
         return output
 
-    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+    def gated(self, gate_up: Tensor, form: GateForm) -> Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, width)
-        _gated[(rows, triton.cdiv(width, 1024))](gate_up, output, width, GELU=gelu, BLOCK=1024)
+        grid = rows, triton.cdiv(width, 1024)
+        _gated[grid](gate_up, output, width, form.slope, form.limit, KIND=int(form.kind), BLOCK=1024)
         return output
 
     def attend(
@@ -214,11 +228,12 @@ class TritonKernels:
         _attend[(rows, kv_heads, splits)](
             query_key, value, turn.cos, turn.sin, prompts.keys[layer], prompts.values[layer],
             responses.keys[layer], responses.values[layer], cache.prompt_slots, cache.prompt_lens, cache.places,
-            output, mixtures, tops, totals,
+            output, mixtures, tops, totals, settings.sinks,
             query_key.stride(0), value.stride(0), prompts.length, responses.length,
             settings.scaling, settings.softcap or 0.0, settings.window or 0,
             HEADS=heads, KV_HEADS=kv_heads, SHARED_BLOCK=triton.next_power_of_2(max(heads // kv_heads, FEWEST)),
             DIM=dim, DIM_BLOCK=block, ROTATED=turn.rotated, SPLITS=splits, TOKENS=TOKENS,
+            SINKS=settings.sinks is not None,
         )  # fmt: skip
         if splits > 1:
             _combine[(rows * heads,)](mixtures, tops, totals, output, DIM=dim, DIM_BLOCK=block, SPLITS=splits)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.backends.rollout.native import NativeEngine, int8
 from posttrain.backends.rollout.native.int8 import int8_products, quantize
+from posttrain.backends.rollout.native.named_parts import attention_of, layers_of
 from posttrain.backends.rollout.native.packed_products import Stack
-from posttrain.backends.rollout.native.parts import router_of
+from posttrain.backends.rollout.native.parts import mlp_of, router_of
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import ConfigError, RunStopped
 from posttrain.models.packed_attention import packed_layout
@@ -43,16 +45,21 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def round_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Round the weights of a model in place as the sampler rounds its copies: products, but no routers, gates and embeddings."""
+    """Round the weights of a model in place as the sampler rounds its copies: products, but no routers, gates, embeddings and
+    products of latent vectors."""
     model.get_output_embeddings().weight = nn.Parameter(rounded(model.get_output_embeddings().weight))
-    for layer in model.get_decoder().layers:
-        kept = {router_of(layer.mlp), getattr(layer.mlp, "shared_expert_gate", None)}
+    for layer in layers_of(model.get_decoder()):
+        mlp = mlp_of(layer)
+        kept = {router_of(mlp), getattr(mlp, "shared_expert_gate", None)}
+        kept.add(getattr(attention_of(layer), "kv_b_proj", None))
         for module in layer.modules():
-            if isinstance(module, nn.Linear) and module not in kept:
-                module.weight.copy_(rounded(module.weight))
-        if experts := getattr(layer.mlp, "experts", None):
+            if isinstance(module, nn.Linear | Conv1D) and module not in kept:
+                weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+                weight.copy_(rounded(weight))
+        if experts := getattr(mlp, "experts", None):
             for stacked in (experts.gate_up_proj, experts.down_proj):
                 for weight in stacked:
+                    weight = weight.T if experts.is_transposed else weight
                     weight.copy_(rounded(weight))
     return model
 

@@ -15,11 +15,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention, silu
 
 from posttrain.backends.rollout.native import kernels as kernels_module
 from posttrain.backends.rollout.native.cache import KeyValueCache
-from posttrain.backends.rollout.native.kernels import Kernels, PassKernels, Turn, load_kernels
+from posttrain.backends.rollout.native.kernel_parts import FORMULAS
+from posttrain.backends.rollout.native.kernels import (
+    ActivationKind,
+    GateForm,
+    GateKind,
+    Kernels,
+    PassKernels,
+    Turn,
+    load_kernels,
+)
 from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.backends.rollout.native.trial import fast_pass
@@ -103,8 +112,49 @@ def test_gated(kind: str, dtype: torch.dtype, rows: int, width: int, activation:
     with device_of(kind):
         gate, up = 20 * torch.randn(rows, width).to(dtype), torch.randn(rows, width).to(dtype)
         gate[0, :6] = torch.tensor([0.0, -0.0, 90.0, -90.0, 1e30, -1e30])
-    got = kernels_of(kind, dtype).gated(torch.cat([gate, up], dim=1), gelu=activation is not silu)
+    form = GateForm(GateKind.SILU if activation is silu else GateKind.GELU)
+    got = kernels_of(kind, dtype).gated(torch.cat([gate, up], dim=1), form)
     torch.testing.assert_close(got, activation(gate) * up, **CLOSE[dtype])
+
+
+@KINDS
+@DTYPES
+@pytest.mark.parametrize("width", [16, 35])
+def test_clamped_gate(kind: str, dtype: torch.dtype, width: int) -> None:
+    """Gates of at most 7, other factors from -7 to 7, and one more: transformers' code for gpt-oss's experts."""
+    with device_of(kind):
+        gate, up = (10 * torch.randn(5, width).to(dtype) for _ in range(2))
+        gate[0, :4], up[0, :4] = torch.tensor([8.0, 7.0, -90.0, 1e30]), torch.tensor([-8.0, 8.0, -1.0, 1e30])
+    got = kernels_of(kind, dtype).gated(torch.cat([gate, up], dim=1), GateForm(GateKind.CLAMPED, 1.702, 7.0))
+    bounded = gate.double().clamp(max=7)
+    expected = bounded * torch.sigmoid(1.702 * bounded) * (up.double().clamp(-7, 7) + 1)
+    torch.testing.assert_close(got, expected.to(dtype), **CLOSE[dtype])
+    assert got[0, 2] == 0 and abs(float(got[0, 3]) - 55.9998) < 0.001  # 7 sigmoid(11.914) (7 + 1); 56 in bfloat16
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("width", [16, 41])
+@pytest.mark.parametrize("kind", ActivationKind)
+def test_activation_without_a_gate(dtype: torch.dtype, rows: int, width: int, kind: ActivationKind) -> None:
+    x = (4 * torch.randn(rows, width)).to(dtype)
+    x[0, :6] = torch.tensor([0.0, -0.0, 90.0, -90.0, 1e15, torch.nan])
+    got, expected = compiled(dtype).activate(x, kind), FORMULAS[kind](x.double())
+    torch.testing.assert_close(got, expected.to(dtype), equal_nan=True, **CLOSE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("width", [16, 41, 48])
+@pytest.mark.parametrize("affine", [(True, True), (True, False), (False, False)])
+def test_layer_norm(dtype: torch.dtype, rows: int, width: int, affine: tuple[bool, bool]) -> None:
+    """With a mean that is large beside the spread."""
+    x = (torch.randn(rows, width) + 30).to(dtype)
+    weight, bias = (torch.randn(width).to(dtype) if wanted else None for wanted in affine)
+    got = compiled(dtype).layer_norm(x, weight, bias, 1e-3)
+    exact = (None if each is None else each.double() for each in (weight, bias))
+    expected = layer_norm(x.double(), (width,), *exact, 1e-3)
+    torch.testing.assert_close(got, expected.to(dtype), **CLOSE[dtype] | {"atol": 10 * CLOSE[dtype]["atol"]})
 
 
 @KINDS
@@ -114,7 +164,7 @@ def test_what_is_not_a_number_stays_in_its_place(kind: str, dtype: torch.dtype) 
         x, weight = torch.ones(2, 64).to(dtype), torch.ones(64, dtype=dtype)
     x[0, 3] = torch.nan
     kernels = kernels_of(kind, dtype)
-    assert kernels.gated(x, gelu=False).isnan().nonzero().tolist() == [[0, 3]]
+    assert kernels.gated(x, GateForm()).isnan().nonzero().tolist() == [[0, 3]]
     normed = kernels.norm(x, weight, 1e-5, NormForm.ROUNDED)
     assert normed[0].isnan().all() and not normed[1].isnan().any()
 
@@ -181,14 +231,12 @@ def without_nan(cache: KeyValueCache) -> KeyValueCache:
     return other
 
 
-def by_torch(
-    cache: KeyValueCache, query_key: Tensor, value: Tensor, turn: Turn, window: int | None, softcap: float | None
-) -> Tensor:
+def by_torch(cache: KeyValueCache, query_key: Tensor, value: Tensor, turn: Turn, settings: AttentionSettings) -> Tensor:
     """As Decoder has it."""
     heads = query_key.shape[1] - cache.kv_heads
     turned = turn_of(query_key, turn)
     cache.write(0, turned[:, heads:], value)
-    return cache.attend(0, turned[:, :heads], AttentionSettings(0.3, window, softcap)).flatten(1)
+    return cache.attend(0, turned[:, :heads], settings).flatten(1)
 
 
 def random_turn(rows: int, dim: int, rotated: int) -> Turn:
@@ -213,6 +261,7 @@ def turn_of(x: Tensor, turn: Turn) -> Tensor:
     rotated=st.sampled_from([1.0, 0.5, 0.0]),
     window=st.sampled_from([None, 1, 20, 100]),
     softcap=st.sampled_from([None, 3.0]),
+    sinks=st.booleans(),
 )
 @settings(max_examples=40)
 def test_attention(
@@ -225,6 +274,7 @@ def test_attention(
     rotated: float,
     window: int | None,
     softcap: float | None,
+    sinks: bool,
 ) -> None:
     """Of ragged groups: what comes out, and what is stored. Numbers behind the end of a row are never looked at."""
     kernels = kernels_of(kind, dtype)
@@ -236,9 +286,11 @@ def test_attention(
         expected_cache = without_nan(cache)
         projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
         turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
+        of_heads = 3 * torch.randn(heads) if sinks else None
     query_key, value = projected.split([heads + kv_heads, kv_heads], dim=1)
-    got = kernels.attend(cache, 0, query_key, value, turn, AttentionSettings(0.3, window, softcap))
-    expected = by_torch(expected_cache, query_key, value, turn, window, softcap)
+    how = AttentionSettings(0.3, window, softcap, of_heads)
+    got = kernels.attend(cache, 0, query_key, value, turn, how)
+    expected = by_torch(expected_cache, query_key, value, turn, how)
     assert (got - expected).norm() <= CLOSE[dtype]["rtol"] * expected.norm()
     after = without_nan(cache)
     torch.testing.assert_close(after.responses.keys, expected_cache.responses.keys, **CLOSE[dtype])
@@ -262,7 +314,7 @@ def test_attention_of_a_processor_without_products_of_bfloat16(tmp_path: Path, m
     projected, turn = torch.randn(3, 6 + 4, 28).bfloat16(), random_turn(3, 28, 28)
     query_key, value = projected.split([8, 2], dim=1)
     got = kernels.attend(cache, 0, query_key, value, turn, AttentionSettings(0.3, 20))
-    expected = by_torch(expected_cache, query_key, value, turn, 20, None)
+    expected = by_torch(expected_cache, query_key, value, turn, AttentionSettings(0.3, 20))
     assert (got - expected).norm() <= 0.02 * expected.norm()
 
 
@@ -283,6 +335,15 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     assert torch.equal(alone[0], together[2])
 
 
+def with_sinks(asked: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a key before all others whose score is the head's sink, and whose value is 0. Args: [heads, tokens, dim] each."""
+    of_sink = torch.zeros(len(keys), 1, keys.shape[2] + 1, dtype=torch.float32)
+    of_sink[..., -1] = 1
+    longer = torch.cat([asked.float(), sinks[:, None, None].expand(-1, asked.shape[1], 1)], dim=2)
+    keys, values = (torch.nn.functional.pad(each.float(), (0, 1)) for each in (keys, values))
+    return longer, torch.cat([of_sink, keys], dim=1), torch.cat([torch.zeros_like(of_sink), values], dim=1)
+
+
 @DTYPES
 @given(
     parts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 90)), min_size=1, max_size=3),
@@ -291,6 +352,7 @@ def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     rotated=st.sampled_from([1.0, 0.5, 0.0]),
     window=st.sampled_from([None, 1, 20]),
     long=st.booleans(),
+    sinks=st.booleans(),
 )
 @settings(max_examples=25)
 def test_attention_of_prompts(
@@ -301,6 +363,7 @@ def test_attention_of_prompts(
     rotated: float,
     window: int | None,
     long: bool,
+    sinks: bool,
 ) -> None:
     """Of parts with (known tokens, new ones): no farther from the attention of all tokens in float64 than torch's own is, but
     for a share of its rounding; what is stored can be read; numbers behind the end of a slot are never looked at."""
@@ -323,7 +386,9 @@ def test_attention_of_prompts(
     query_key, value = projected.clone().split([heads + kv_heads, kv_heads], dim=1)
     turn = random_turn(rows, dim, int(dim * rotated) // 2 * 2)
     numbers = torch.tensor(cache.parts).T.contiguous()
-    got = kernels.prefill(cache, 0, numbers, query_key, value, turn, AttentionSettings(0.1, window))
+    of_heads = 3 * torch.randn(heads) if sinks else None
+    how = AttentionSettings(0.1, window, None, of_heads)
+    got = kernels.prefill(cache, 0, numbers, query_key, value, turn, how)
     turned = turn_of(projected[:, : heads + kv_heads], turn)
     query, key = turned.split([heads, kv_heads], dim=1)
     for start, end, slot, known in cache.parts:
@@ -334,10 +399,13 @@ def test_attention_of_prompts(
         places = torch.arange(known, count)[:, None] - torch.arange(count)
         seen = (places >= 0) & (places < (window or count))
         asked = query[start:end].transpose(0, 1)
+        if of_heads is not None:  # as a key whose value is 0: a query's last number is the sink, its key's is 1 / scale
+            asked, keys, values = with_sinks(asked, keys, values, of_heads / 0.1)
+            seen = torch.cat([torch.ones(len(seen), 1, dtype=torch.bool), seen], dim=1)
         own = [
             scaled_dot_product_attention(
                 *(each.to(kind) for each in (asked, keys, values)), attn_mask=seen, scale=0.1, enable_gqa=True
-            )
+            )[..., :dim]
             .transpose(0, 1)
             .flatten(1)
             for kind in (dtype, torch.float64)
@@ -379,7 +447,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_kernels_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(torch.float32)
 
-    def wrong(self: Kernels, gate_up: Tensor, *, gelu: bool) -> Tensor:
+    def wrong(self: Kernels, gate_up: Tensor, form: GateForm) -> Tensor:
         return torch.zeros_like(gate_up.chunk(2, dim=1)[0])
 
     monkeypatch.setattr(Kernels, "gated", wrong)
@@ -392,7 +460,7 @@ def test_kernels_that_cannot_be_run_are_not_used(tmp_path: Path, monkeypatch: py
     """Triton compiles at the first call, and then says that there is no compiler or too little memory on the device."""
     compiled(torch.float32)
 
-    def failing(self: Kernels, gate_up: Tensor, *, gelu: bool) -> Tensor:
+    def failing(self: Kernels, gate_up: Tensor, form: GateForm) -> Tensor:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
 
     monkeypatch.setattr(Kernels, "gated", failing)
@@ -412,7 +480,20 @@ ODD_SHAPE = {
 
 @pytest.mark.parametrize("shape", [{}, ODD_SHAPE], ids=["even", "odd"])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gemma2", "gemma3_text", "phi", "olmo2", "granite", "smollm3", "starcoder2"]
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "phi",
+        "olmo2",
+        "granite",
+        "smollm3",
+        "starcoder2",
+        "gpt_oss",
+        "gpt_neox",
+    ],
 )
 def test_triton_kernels_compute_what_each_family_computes(family: str, shape: dict[str, int]) -> None:
     found = fast_pass(build(family, **(FAST[family] | shape)), kernels_of("triton", torch.float32))

@@ -11,9 +11,10 @@ from posttrain.backends.rollout.native.decoder import Decoder
 from posttrain.backends.rollout.native.listed_step import ListedStep
 from posttrain.backends.rollout.native.token_pass import TokenPass
 
-EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "qwen2_moe")
-# By torch's operations: experts are dealt out, changes are scaled, layers norm by torch or have no gate, heads are narrow or cut.
-BY_THE_LOOP = {*EXPERTS, "granite", "phi", "olmo", "starcoder2", "qwen3", "cohere"}
+EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "qwen2_moe", "granitemoe", "minimax_m2", "gpt_oss")
+LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3")
+# By torch's operations: experts are dealt out, products are of each head, changes are scaled, heads are narrow or cut.
+BY_THE_LOOP = {*EXPERTS, *LATENT, "granite", "olmo", "qwen3", "hunyuan_v1_dense"}
 
 
 def new_caches(decoder: Decoder, rows: int) -> list[KeyValueCache]:

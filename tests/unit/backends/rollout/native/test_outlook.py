@@ -36,6 +36,9 @@ EXPERTS = {
 }
 
 
+OPT = {"num_key_value_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 64}
+
+
 def write(folder: Path, family: str, **more: Any) -> str:
     AutoConfig.for_model(family, **SIZES | {"num_hidden_layers": 12} | more).save_pretrained(folder)
     return str(folder)
@@ -52,7 +55,13 @@ def write(folder: Path, family: str, **more: Any) -> str:
         ("olmo_hybrid", LINEAR, "fast passes with compiled kernels"),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 6}, "fast passes with compiled kernels"),
         ("cohere", {}, "fast passes with compiled kernels"),
-        ("gpt_neox", {"num_key_value_heads": 4}, "own modules, which is slower: GPTNeoXModel does not consist of"),
+        ("gpt_neox", {"num_key_value_heads": 4}, "fast passes with compiled kernels"),
+        (
+            "gpt_oss",
+            {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+            "fast passes with compiled kernels",
+        ),
+        ("opt", OPT, "own modules, which is slower: OPTDecoder does not consist of"),
         ("qwen3", {"head_dim": 8}, "heads of 8 numbers are narrower"),
     ],
 )
@@ -70,9 +79,9 @@ def test_outlook(tmp_path: Path, family: str, more: dict[str, Any], outlook: str
 
 
 def test_doctor_prints_it(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["doctor", "--model", write(tmp_path, "gpt_neox", num_key_value_heads=4)])
+    result = CliRunner().invoke(app, ["doctor", "--model", write(tmp_path, "opt", **OPT)])
     assert result.exit_code == 0, result.output
     assert f"sampling of {tmp_path} by rollout.engine=native on a CPU: sampling goes through" in result.output.replace(
         "\n", " "
     )
-    assert "GPTNeoXModel does not consist of" in result.output
+    assert "OPTDecoder does not consist of" in result.output

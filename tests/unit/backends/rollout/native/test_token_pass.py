@@ -28,6 +28,23 @@ SIZES = {
     "pad_token_id": 0,
 }
 SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+LATENTS = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "head_dim": 6,
+    "num_key_value_heads": 4,
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 FAST = {
     "llama": {},
     "qwen2": {},
@@ -61,49 +78,27 @@ FAST = {
     "cohere": {},  # neighbouring numbers are rotated
     "glm": {"partial_rotary_factor": 0.5},  # and some of a head's only
     "ernie4_5": {"use_bias": True},
+    "gpt2": {"hidden_size": 64, "num_key_value_heads": 4},  # vectors of positions, weights the other way round
+    "gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4},  # queries, keys and values of a head side by side
+    "granitemoe": {"num_local_experts": 3, "num_experts_per_tok": 2, "residual_multiplier": 0.3},
+    # Norms over all heads, a bias for the choice only
+    "minimax_m2": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    # Sinks, angles that stand once, experts with biases and an activation of their own
+    "gpt_oss": SLIDING | {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {},  # norms behind the position embedding
+    "deepseek_v3": LATENTS | ROUTED,
+    "deepseek_v2": LATENTS | ROUTED | {"q_lora_rank": None},
+    "minicpm3": LATENTS,
 }
-BY_MODULES = {
-    "hunyuan_v1_dense": "HunYuanDenseV1Attention consists of k_proj, key_layernorm",  # norms behind the rotation
-    "gpt_neox": "GPTNeoXModel does not consist of",
-    "opt": "OPTDecoder does not consist of",
-    "gpt_oss": "GptOssMLP consists of experts, router",
-    "deepseek_v3": "DeepseekV3Attention consists of kv_a_layernorm",
-    "deepseek_v2": "DeepseekV2Attention consists of kv_a_layernorm",  # queries without latents
-    "minicpm3": "MiniCPM3Attention consists of kv_a_layernorm",
-}
-LATENTS = {
-    "kv_lora_rank": 12,
-    "q_lora_rank": 10,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 6,
-    "v_head_dim": 7,
-    "head_dim": 6,
-    "num_key_value_heads": 4,
-}
-ROUTED = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+BY_MODULES = {"opt": "OPTDecoder does not consist of"}
 SHARING = {
     "glm4_moe": ROUTED | {"num_hidden_layers": 3},
     "dots1": ROUTED | {"n_shared_experts": 1},
+    "hunyuan_v1_moe": {"num_experts": 3, "moe_topk": 2},
+    "glm4_moe_lite": LATENTS | ROUTED,
+    "youtu": LATENTS,
 }  # an expert of all rows
-SIZES_OF = (
-    FAST
-    | SHARING
-    | {
-        "gpt_neox": {"hidden_size": 64, "num_key_value_heads": 4},
-        "opt": {"head_dim": 8, "num_key_value_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32},
-        "gpt_oss": SLIDING | {"num_local_experts": 3, "num_experts_per_tok": 2},  # sinks
-        "deepseek_v3": LATENTS | ROUTED,
-        "deepseek_v2": LATENTS | ROUTED | {"q_lora_rank": None},
-        "minicpm3": LATENTS,
-    }
-)
+SIZES_OF = FAST | SHARING | {"opt": {"head_dim": 8, "num_key_value_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}}
 ODD = {
     "head of 80, three queries a key": {
         "head_dim": 80,
@@ -180,7 +175,7 @@ def test_every_family_gives_the_models_own_logits(family: str) -> None:
 # Families that no list of the project names, by whatever way they take; no width of a product is a multiple of 8.
 FURTHER = [
     "apertus", "arcee", "cohere2", "exaone4", "glm4", "glm4_moe",
-    "granitemoe", "hunyuan_v1_dense", "minimax_m2", "nanochat", "phimoe", "seed_oss",
+    "granitemoe", "hunyuan_v1_dense", "minimax_m2", "nanochat", "phimoe", "seed_oss", "vaultgemma",
 ]  # fmt: skip
 
 
@@ -311,6 +306,84 @@ def test_sequences_that_share_their_beginning_have_the_models_own_logits(
     torch.testing.assert_close(after, torch.stack([each[1] for each in expected]), atol=1e-5, rtol=1e-4)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
+ROUTED_ODD = ROUTED | {"n_routed_experts": 3, "moe_intermediate_size": 13, "n_shared_experts": 1}
+LATENTS_ODD = LATENTS | {
+    "hidden_size": 45,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 13,
+    "qk_nope_head_dim": 9,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 11,
+    "head_dim": 10,
+}
+WIDTHS_ODD = {"hidden_size": 44, "intermediate_size": 37, "num_attention_heads": 3}
+ODD_FAMILIES = {
+    "gpt-oss": (
+        "gpt_oss",
+        WIDTHS_ODD
+        | {"num_key_value_heads": 1, "head_dim": 20, "num_local_experts": 5, "num_experts_per_tok": 2}
+        | SLIDING
+        | {"rope_parameters": YARN},
+    ),
+    "gpt-neox, one after the other": (
+        "gpt_neox",
+        WIDTHS_ODD
+        | {"hidden_size": 75, "num_key_value_heads": 3, "head_dim": 25, "use_parallel_residual": False}
+        | {"attention_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu_new"},
+    ),
+    "gpt2": (
+        "gpt2",
+        {
+            "hidden_size": 75,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 25,
+            "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 41,
+        },
+    ),
+    "deepseek-v3, halves": (
+        "deepseek_v3",
+        WIDTHS_ODD
+        | LATENTS_ODD
+        | ROUTED_ODD
+        | {"q_lora_rank": None, "rope_interleave": False, "rope_parameters": YARN},
+    ),
+    "deepseek-v3, neighbours": ("deepseek_v3", WIDTHS_ODD | LATENTS_ODD | ROUTED_ODD),
+    "deepseek-v2": ("deepseek_v2", WIDTHS_ODD | LATENTS_ODD | ROUTED_ODD | {"kv_lora_rank": 14, "qk_nope_head_dim": 8}),
+    "hunyuan": ("hunyuan_v1_dense", WIDTHS_ODD | {"num_key_value_heads": 1, "head_dim": 22}),
+    "granite": (
+        "granitemoe",
+        WIDTHS_ODD | {"num_attention_heads": 2, "head_dim": 22, "num_local_experts": 5, "num_experts_per_tok": 3},
+    ),
+    "minimax": (
+        "minimax_m2",
+        WIDTHS_ODD | {"num_key_value_heads": 1, "head_dim": 26, "num_local_experts": 3, "num_experts_per_tok": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("odd", ODD_FAMILIES)
+def test_families_of_odd_shapes_are_as_near_as_their_modules(odd: str, dtype: torch.dtype) -> None:
+    """Beside float64 of transformers' own attention, with sharp position embeddings: large queries and keys."""
+    family, sizes = ODD_FAMILIES[odd]
+    model = build(family, dtype, **sizes)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if any(part in name for part in ("q_proj", "k_proj", "q_b_proj", "kv_a_proj", "query_key_value", "c_attn")):
+                weight.mul_(3)
+    token_pass = TokenPass(model)
+    assert token_pass.decoder is not None and token_pass.decoder.kernels is not None and not token_pass.note
+    tokens = torch.randint(0, 64, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(2))
+    got, own = follow(model, token_pass, tokens), packed_logits(model, tokens)
+    model.double().set_attn_implementation("eager")
+    with torch.inference_mode():
+        exact = model(input_ids=tokens[None], use_cache=False).logits[0, PROMPT:]
+    assert (got - exact).norm() <= (1e-4 * exact.norm() if dtype is torch.float32 else 1.5 * (own - exact).norm())
+
+
 def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that kernels are for: norms, attention, gated activations."""
     model = build("llama")
@@ -362,7 +435,7 @@ def test_model_that_computes_something_else_is_found_out() -> None:
     torch.testing.assert_close(follow(model, token_pass, tokens), packed_logits(model, tokens), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "opt"])
 def test_a_model_that_keeps_more_than_keys_and_values_is_refused(family: str) -> None:
     """A layer that adds the state of the token before, as a convolution does, has none after a cached prompt."""
     model = build(family, **SIZES_OF.get(family, {}))
@@ -371,7 +444,7 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused(family: str) ->
         between = torch.arange(states.shape[1])[:, None] % 3 > 0  # not over the end of a packed sequence
         return states + torch.where(between, states.roll(1, dims=1), 0.0)
 
-    model.base_model.layers[0].register_forward_hook(with_the_token_before)
+    model.get_decoder().layers[0].register_forward_hook(with_the_token_before)
     with pytest.raises(ModelError, match="gives a token after a cached prompt other logits than in a pass over both"):
         TokenPass(model)
 
@@ -390,7 +463,7 @@ def test_weights_are_those_of_now(dtype: torch.dtype) -> None:
     assert (after - expected).norm() < (1e-4 if dtype is torch.float32 else 0.05) * expected.norm()
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "youtu", "gpt_neox", "gpt2"])
 def test_adapter_is_applied(family: str) -> None:
     pytest.importorskip("peft")
     from posttrain.config.lora import LoraConfig
