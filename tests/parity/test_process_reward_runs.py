@@ -14,9 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ray_runs import assert_same
+
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.plan.checks.train import check
+from posttrain.registry import is_installed
 
 REWARD = """
 def even(data_source, solution_str, ground_truth, extra_info):
@@ -176,3 +179,44 @@ def test_the_model_learns_to_tell_right_from_wrong_and_a_resumed_run_is_the_unin
     resumed = metrics(train_run(config))
     names = [name for name in lines[0] if name.startswith(("process_reward/", "policy/", "reward/"))]
     assert [[line[name] for name in names] for line in resumed] == [[line[name] for name in names] for line in lines]
+
+
+# Changes of sections of a run on two ranks, by name
+SPLIT: dict[str, dict[str, Any]] = {
+    "shards": {"engine": "fsdp"},
+    "shards of single ranks, of the process reward model alone": {"engine": "fsdp"},
+    "ranks that share sequences": {"engine": "fsdp", "sequence_parallel": 2},
+    "ranks that share matrices": {"engine": "megatron", "tensor_parallel": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", SPLIT)
+def test_two_ranks_train_the_process_reward_model_as_one_process_does(
+    make: Make, tmp_path: Path, address: str, way: str
+) -> None:
+    policy = SPLIT[way]
+    if not is_installed(policy["engine"]) and policy["engine"] == "megatron":
+        pytest.skip("needs megatron-core")
+    every = {"every_steps": 2, "at_end": False}
+    alone = train_run(make("alone", steps=2, checkpoint=every))
+    options = {"fsdp_size": 1} if "single" in way else {}
+    learner = {"sequences_per_micro_batch_per_device": 4, "optimizer": {"lr": 1e-3, "eps": EPS}}
+    split = make(
+        "split",
+        steps=2,
+        checkpoint=every,
+        policy=learner | policy,
+        placement={"device": "cpu", "cpu_threads": 1, "devices": 2, "runtime": "ray", "ray_address": address},
+    )
+    process = split.reward.process
+    assert process is not None
+    changed = process.model_copy(update={"engine_options": options, "sequences_per_micro_batch": 2})
+    split = split.model_copy(update={"reward": split.reward.model_copy(update={"process": changed})})
+    assert check(split) == []
+    found = train_run(split)
+    assert_same(found, alone, roles=("policy", "process_reward"))
+    mine, theirs = (load_file(each / "batches/step_2.safetensors") for each in (found, alone))
+    name = "trained.sequences.process_rewards"
+    assert theirs[name].abs().max() > 0.1
+    torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-4)

@@ -33,6 +33,10 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
         "placement": {"devices": 2},
     },
     "two ranks on two nodes, sampling where they train": SHARDED | {"placement": {"devices": 2, "nodes": 2}},
+    "three ranks with uneven shares: 4 sequences of a mini-batch, 8 of a step": {
+        "policy": {"engine": "fsdp", "uneven_shares": True},
+        "placement": {"devices": 3},
+    },
     "two ranks, two samplers elsewhere, through shared memory": {
         "policy": {"engine": "fsdp", "devices": [0, 1]},
         "reference": {"devices": [0, 1]},

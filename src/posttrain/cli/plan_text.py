@@ -23,7 +23,7 @@ from posttrain.config.reading.validate import show
 from posttrain.config.roles import draws_no_prompts
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
 from posttrain.plan.batch import process_sequences_per_update
-from posttrain.plan.estimate import estimate, process_reward_memory
+from posttrain.plan.estimate import estimate, process_shapes
 from posttrain.plan.model_files import is_hub_id
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.step_traffic import step_traffic
@@ -249,7 +249,7 @@ def _process_reward(config: RunConfig, batches: BatchPlan) -> str:
         + (", normalised over the step" if process.normalize else ""),
         f"updated {when}" + ("" if process.update == "never" else f", {size} sequences per update"),
     ]
-    if process_reward_memory(config) is None:
+    if process_shapes(config) is None:
         lines.append("its memory is not in the estimate below (no config.json to read)")
     if process.update != "never":
         lines.insert(2, optimizer_text(process.optimizer, process.schedule))

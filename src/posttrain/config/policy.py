@@ -103,6 +103,9 @@ class PolicyConfig(LearnerConfig):
     smaller_last_mini_batch: bool = False
     """Let the last mini-batch of each pass hold what is left where their size does not divide the step's sequences, the critic's
     too; false refuses such sizes."""
+    uneven_shares: bool = False
+    """Let devices get one sequence more than others where their number does not divide those of a step or of a mini-batch, the
+    critic's too; false refuses such sizes. Losses divide by counts over all devices, so shares change no number."""
     share_prompts: bool = True
     """Compute the prompt of a group once for all its responses. Changes speed and memory, never the result."""
     shuffle: bool = False

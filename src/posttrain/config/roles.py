@@ -10,6 +10,7 @@ from posttrain.config.distillation import ROLE, TeacherConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.process_reward import PROCESS_REWARD, ProcessRewardConfig
 from posttrain.config.rollout import RolloutConfig
 from posttrain.registry import ROLLOUT_ENGINES
 
@@ -142,7 +143,24 @@ def trained_roles(config: TrainingConfig) -> list[tuple[str, LearnerConfig | Cri
 
 def learner_of(config: TrainingConfig, role: str) -> LearnerConfig | CriticConfig:
     """Return the section of a trained role; the policy's for reference and teachers, which are computed like the policy."""
-    return config.critic if role == "critic" and isinstance(config, RunConfig) else config.policy
+    if not isinstance(config, RunConfig):
+        return config.policy
+    if role == PROCESS_REWARD and config.reward.process is not None:
+        return _process_learner(config.policy, config.reward.process)
+    return config.critic if role == "critic" else config.policy
+
+
+def _process_learner(policy: LearnerConfig, process: ProcessRewardConfig) -> LearnerConfig:
+    """The process reward model as a learner: split like the policy, by the same engine, with all of its weights trained."""
+    own = {
+        "sequences_per_micro_batch_per_device": process.sequences_per_micro_batch,
+        "max_tokens_per_micro_batch": None,
+        "lora": None,
+        "optimizer": process.optimizer,
+        "schedule": process.schedule,
+        "engine_options": policy.engine_options | process.engine_options,
+    }
+    return policy.model_copy(update=own)
 
 
 def starts_from(config: TrainingConfig, role: str) -> str:

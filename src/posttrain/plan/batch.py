@@ -20,7 +20,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     split the samples of a prompt, whose advantages are known by then. Micro-batches need not divide anything: the last one
     is smaller, and losses divide by counts over the whole mini-batch. Cut by tokens, their number depends on the lengths of
     the responses, and is not known here. Where the advantage estimator needs values there is a
-    critic, with mini-batches of its own.
+    critic, with mini-batches of its own. The copies of a model get equal shares, unless policy.uneven_shares.
 
     Args: ``training_prompts`` is the number of rows in the training files; None when they were not counted.
     Returns: the plan and no problem, or None and the problems, whose fixes make the sizes work.
@@ -38,13 +38,14 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     sizes = [("policy", mini, copies_of(config.policy, devices))]
     if uses_critic:
         sizes.append(("critic", critic_mini, copies_of(config.critic, devices)))
-    problems = _step_over_copies(config, sizes, training_prompts)
+    uneven = config.policy.uneven_shares
+    problems = [] if uneven else _step_over_copies(config, sizes, training_prompts)
     by_turns = config.environment.turn_is_response  # how many there are, the episodes tell
     if not problems:
         for role, size, copies in sizes:
             given = getattr(config, role).sequences_per_mini_batch is not None
             splits = by_turns or not sequences % size or _ends_smaller(config, size, sequences)
-            if not splits or size % copies:
+            if not splits or (size % copies and not uneven):
                 problems += [_does_not_split(prompts, samples, size, copies, role)] if given or role == "policy" else []
     if problems:
         return None, problems
@@ -69,7 +70,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     copies = copies_of(config.policy, devices)
     micro = None
     if max_tokens is None:
-        micro = min(config.policy.sequences_per_micro_batch_per_device, mini // copies)
+        micro = min(config.policy.sequences_per_micro_batch_per_device, max(1, mini // copies))
     plan = BatchPlan(
         devices=devices,
         prompts_per_step=prompts,
@@ -149,7 +150,7 @@ def _critic_plan(config: RunConfig, sequences: int, mini: int, total_steps: int 
     # Then the number of micro-batches depends on the lengths.
     by_tokens = critic.max_tokens_per_micro_batch is not None
     copies = copies_of(critic, config.placement.devices)
-    micro = None if by_tokens else min(critic.sequences_per_micro_batch_per_device, mini // copies)
+    micro = None if by_tokens else min(critic.sequences_per_micro_batch_per_device, max(1, mini // copies))
     return CriticBatchPlan(
         epochs_per_step=epochs,
         updates_per_step=updates,

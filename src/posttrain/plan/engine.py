@@ -14,6 +14,7 @@ from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import ONE_DEVICE, LearnerConfig, OptimizerConfig
+from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import learner_of, teachers_of
 from posttrain.errors import Problem
 from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
@@ -240,6 +241,8 @@ def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:
     if role == "reward model" and isinstance(config, RunConfig) and config.reward.model is not None:
         model = config.reward.model
         return engine_plan(model.engine).offloaded(model.engine_options) if model.offload else model.engine_options
+    if role == PROCESS_REFERENCE:
+        return learner_of(config, PROCESS_REWARD).engine_options
     if role != "reference" or not isinstance(config, RunConfig | TuneConfig):
         return learner_of(config, role).engine_options
     given = config.reference.engine_options

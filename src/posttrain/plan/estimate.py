@@ -10,6 +10,7 @@ from posttrain.config.critic import CriticConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.judge import is_judge, judge_role
 from posttrain.config.policy import LearnerConfig
+from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD, ProcessRewardConfig
 from posttrain.config.roles import learner_of, teachers_of
 from posttrain.plan.engine import PlacedModel, averages_of, engine_plan, even_part
 from posttrain.plan.memory import BYTES, RoleMemory
@@ -23,7 +24,7 @@ ADAPTER = 22
 # Activations that the backward pass of one layer needs, in values per token and hidden unit: the inputs of attention,
 # projections and products of the MLP (arXiv:2205.05198, section 4.1, without dropout and without the attention matrix).
 ACTIVATIONS = 17
-PROCESS_REWARD = "process model"
+PROCESS_MODELS = "process model"  # with its reference
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -50,7 +51,7 @@ def estimate(
         for place in plan.roles
         if place.ranks and place.role in shapes
     ]
-    process = process_reward_memory(config)
+    process = process_reward_memory(config, plan)
     return found if process is None else [*found, process]
 
 
@@ -105,7 +106,7 @@ def _frozen(config: TrainingConfig, place: RolePlacement, shape: ModelShape) -> 
 def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
     """Find the device and phase with most in memory: what the working role uses, and what the others leave there."""
     by_role = {each.role: each for each in memory}
-    process = by_role.get(PROCESS_REWARD)
+    process = by_role.get(PROCESS_MODELS)
     found = []
     for pool in plan.pools:
         here = [(role, by_role[role.role]) for role in plan.roles if role.role in pool.roles and role.role in by_role]
@@ -117,7 +118,7 @@ def peak(plan: PlacementPlan, memory: list[RoleMemory]) -> Peak:
             extra = [size.used(phase) - size.kept(role.rests) for role, size in here if phase in role.awake]
             if process is not None and "policy" in pool.roles:
                 # All of it stays, and it is trained while it rewards
-                extra.append(process.activations if phase == "reward" else 0)
+                extra.append(process.activations + process.gathered if phase == "reward" else 0)
             found.append(Peak(pool.devices[0], phase, kept + max(extra, default=0)))
     return max(found, key=lambda each: each.bytes)
 
@@ -158,28 +159,69 @@ def _packed(config: RunConfig, shape: ModelShape) -> int:
     return weights * (1 if config.rollout.weights == "int8" else BYTES[config.model.compute_dtype])
 
 
-def process_reward_memory(config: RunConfig) -> RoleMemory | None:
-    """Estimate the bytes of the process reward model with its reference, which are beside the policy; None without one, or where
-    its model or its reference is in no folder here."""
+def process_shapes(config: RunConfig) -> tuple[ModelShape, ModelShape] | None:
+    """Read the shapes of the process reward model and of its reference; None without one, or where one of them is in no folder
+    here."""
     process = config.reward.process
     if process is None:
         return None
     path = process.path or config.model.path
     shape, reference = read_shape(path), read_shape(process.reference_path or path)
-    if shape is None or reference is None:
+    return None if shape is None or reference is None else (shape, reference)
+
+
+def process_reward_memory(config: RunConfig, plan: PlacementPlan) -> RoleMemory | None:
+    """Estimate the bytes on a device of the process reward model with its reference, which are beside the policy; None as for
+    ``process_shapes``."""
+    process, shapes = config.reward.process, process_shapes(config)
+    if process is None or shapes is None:
         return None
+    shape, reference = shapes
+    policy = plan.role("policy")
+    if policy is not None and engine_plan(policy.engine).shares_out:
+        return _split_process_reward(config, process, policy, shape, reference)
     width, master = BYTES[config.model.compute_dtype], BYTES[config.model.master_dtype]
     states = master if width < master else 0
     activations = 0
     if process.update != "never":
         states += (1 + averages_of(process.optimizer)) * master  # the gradient, too
-        tokens = process.sequences_per_micro_batch * (config.context_tokens + config.rollout.max_response_tokens)
-        activations = tokens * _per_token(shape, process.gradient_checkpointing) * width
+        activations = _process_activations(config, process, shape)
     return RoleMemory(
-        role=PROCESS_REWARD,
+        role=PROCESS_MODELS,
         weights=(shape.parameters + reference.parameters) * width,
         optimizer=shape.parameters * states,
         activations=activations,
+    )
+
+
+def _process_activations(config: RunConfig, process: ProcessRewardConfig, shape: ModelShape, ranks: int = 1) -> int:
+    """Estimate the bytes that a backward pass needs. Args: ranks that share a sequence."""
+    tokens = process.sequences_per_micro_batch * (config.context_tokens + config.rollout.max_response_tokens)
+    per_token = _per_token(shape, process.gradient_checkpointing) * BYTES[config.model.compute_dtype]
+    return -(-tokens // ranks) * per_token
+
+
+def _split_process_reward(
+    config: RunConfig, process: ProcessRewardConfig, policy: RolePlacement, shape: ModelShape, reference: ModelShape
+) -> RoleMemory:
+    """Estimate the bytes on a device where the policy's engine splits both models."""
+    engine, sizes = engine_plan(policy.engine), policy.sizes
+    model = PlacedModel(config=config, place=replace(policy, role=PROCESS_REWARD), shape=shape)
+    frozen = PlacedModel(config=config, place=replace(policy, role=PROCESS_REFERENCE), shape=reference)
+    trains = process.update != "never"
+    activations = _process_activations(config, process, shape, sizes.sequence * sizes.context) if trains else 0
+    own = engine.trained_memory(
+        model,
+        trained=shape.parameters if trains else 0,
+        activations=activations // (sizes.tensor * sizes.pipeline),
+    )
+    beside = engine.frozen_memory(frozen)
+    return replace(
+        own,
+        role=PROCESS_MODELS,
+        weights=own.weights + beside.weights,
+        gathered=max(own.gathered, beside.gathered),
+        host=own.host + beside.host,
     )
 
 

@@ -71,6 +71,18 @@ def test_the_last_mini_batch_holds_what_is_left() -> None:
     assert plan_batches(config(**sizes, **smaller, policy__sequences_per_mini_batch=13), None)[1]
 
 
+def test_devices_may_share_unevenly() -> None:
+    """64 sequences in mini-batches of 32 over 12 devices: 2 or 3 each, in micro-batches of up to 32 // 12 = 2."""
+    sizes: dict[str, Any] = {"placement__devices": 12, "policy__sequences_per_mini_batch": 32}
+    plan, problems = plan_batches(config(**sizes, policy__uneven_shares=True), None)
+    assert problems == [] and plan is not None
+    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (2, 2)  # 32 / (2 x 12) = 1.3
+    few = {"placement__devices": 48, "policy__uneven_shares": True}
+    plan, problems = plan_batches(config(**sizes | few), None)
+    assert problems == [] and plan is not None and plan.sequences_per_micro_batch_per_device == 1
+    assert plan_batches(config(**sizes), None)[1]
+
+
 def test_devices_share_a_mini_batch() -> None:
     plan, _ = plan_batches(config(placement__devices=4, policy__sequences_per_micro_batch_per_device=3), None)
     assert plan is not None

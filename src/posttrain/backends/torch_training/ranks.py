@@ -56,20 +56,10 @@ class RanksSharding(Sharding, ABC):
 
     @classmethod
     def of_run(cls, config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> Self:
-        """Build the sharding of a run's policy, critic or reward model over the processes. Raises: as ``of_options``."""
-        section = learner_of(config, role)
-        if role == "reward model":
-            options, sequence = engine_options(config, role), 1
-            return cls.of_options(
-                options, role, device_type=device_type, compute_dtype=compute_dtype, sequence=sequence
-            )
-        return cls.of_options(
-            section.engine_options,
-            role,
-            device_type=device_type,
-            compute_dtype=compute_dtype,
-            sequence=section.sequence_parallel,
-        )
+        """Build the sharding of a role's model over the processes: policy, critic, reward models. Raises: as ``of_options``."""
+        sequence = 1 if role == "reward model" else learner_of(config, role).sequence_parallel
+        options = engine_options(config, role)
+        return cls.of_options(options, role, device_type=device_type, compute_dtype=compute_dtype, sequence=sequence)
 
     def beside(self, options: Mapping[str, Any], role: str) -> Self:
         return self.of_options(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posttrain.config import RunConfig
-from posttrain.config.policy import ONE_DEVICE
-from posttrain.config.roles import runtime_of
+from posttrain.config.process_reward import PROCESS_REWARD
 from posttrain.errors import Problem
 
-_AT = "reward.process"
+_AT = PROCESS_REWARD
 
 
 def process_reward_problems(config: RunConfig) -> Iterator[Problem]:
@@ -34,19 +33,6 @@ def process_reward_problems(config: RunConfig) -> Iterator[Problem]:
             "prime compares the responses to a prompt, and there is 1",
             fix="use rollout.samples_per_prompt=4, or another number above 1",
             field="rollout.samples_per_prompt",
-        )
-    if runtime_of(config.placement) != "inprocess":
-        yield Problem(
-            f"the process reward model is trained in one process on one device; this run has {config.placement.devices} "
-            f"and the runtime {runtime_of(config.placement)}",
-            fix="use placement.devices=1 and placement.runtime=inprocess (of another dialect's file: --here)",
-            field=_AT,
-        )
-    if config.policy.engine != ONE_DEVICE:
-        yield Problem(
-            f"the process reward model is trained by the engine {ONE_DEVICE}, and policy.engine is {config.policy.engine}",
-            fix=f"use policy.engine={ONE_DEVICE}",
-            field="policy.engine",
         )
     if config.environment.used:
         yield Problem(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from posttrain.config import RunConfig, TrainingConfig
+from posttrain.config.process_reward import PROCESS_REWARD
 from posttrain.config.roles import (
     needs_old_logprobs,
     replaces_old_logprobs,
@@ -42,6 +43,23 @@ def engine_problems(config: TrainingConfig) -> Iterator[Problem]:
                     what = f"{role}.{name} is {size}, and {role}.engine={section.engine} does not split that way"
                     fix = f"use {role}.{name}=1, or {role}.engine={engine_that(can)}"
                     yield Problem(what, fix=fix, field=f"{role}.{name}")
+
+
+def process_engine_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield what the policy's engine cannot do for the process reward model, which it trains too."""
+    process = config.reward.process
+    if process is None:
+        return
+    plan = engine_plan(config.policy.engine)
+    if process.optimizer.name not in plan.optimizers:
+        field = f"{PROCESS_REWARD}.optimizer.name"
+        able = " or ".join(plan.optimizers)
+        what = f"{field} is {process.optimizer.name}, and policy.engine={plan.name} updates with {able}"
+        yield Problem(what, fix=f"use {field}={plan.optimizers[0]}", field=field)
+    if process.engine_options:  # the policy's are judged with the policy
+        devices, options = config.policy.devices, engine_options(config, PROCESS_REWARD)
+        ranks = config.placement.devices if devices is None else len(devices)
+        yield from plan.option_problems(options, max(1, ranks), PROCESS_REWARD)
 
 
 def _optimizer_problems(plan: EnginePlan, role: str, name: str) -> Iterator[Problem]:
@@ -169,6 +187,10 @@ def engine_warnings(config: TrainingConfig) -> Iterator[str]:
     for role, engine in engines.items():
         options, devices = engine_options(config, role), config.placement.devices
         yield from engine_plan(engine).option_warnings(options, devices, role, config.model.compute_dtype)
+    if isinstance(config, RunConfig) and config.reward.process is not None:
+        own, devices = config.reward.process.engine_options, config.placement.devices
+        engine = engine_plan(config.policy.engine)
+        yield from engine.option_warnings(own, devices, PROCESS_REWARD, config.model.compute_dtype)
     for plan, learners in engines_of(config):
         yield from plan.warnings(config, learners)
 

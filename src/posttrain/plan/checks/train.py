@@ -31,6 +31,7 @@ from posttrain.plan.checks.distillation import distillation_problems, distillati
 from posttrain.plan.checks.engines import (
     engine_problems,
     engine_warnings,
+    process_engine_problems,
     quantized_problems,
     reference_problems,
     reference_warnings,
@@ -89,6 +90,7 @@ def _rules(config: RunConfig) -> Iterator[Problem]:
     yield from environment_problems(config)
     yield from picture_problems(config)
     yield from engine_problems(config)
+    yield from process_engine_problems(config)
     yield from reference_problems(config)
     yield from distillation_problems(config)
     yield from router_problems(config)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from posttrain.config.base import Section
+from posttrain.config.process_reward import PROCESS_REFERENCE
 from posttrain.errors import Problem
 from posttrain.plan.engine import EnginePlan, Learner, Passes, PlacedModel
 from posttrain.plan.memory import ADAM, AVERAGES, BYTES, RoleMemory
@@ -134,7 +135,7 @@ def fsdp_settings(options: Mapping[str, Any], ranks: int, *, role: str = "policy
         if size != 1
     ]
     shard = _shard(given, ranks, at, problems)
-    keeps_off, leaves = _offload(given, at, warnings, frozen=role == "reference")
+    keeps_off, leaves = _offload(given, at, warnings, frozen=role in ("reference", PROCESS_REFERENCE))
     layers, precision = given.wrap_policy.transformer_layer_cls_to_wrap, given.mixed_precision
     settings = FsdpSettings(
         shard=shard,

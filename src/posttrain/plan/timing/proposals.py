@@ -53,7 +53,6 @@ def propose(config: RunConfig, machine: MachineConfig, *, keep: int = 3) -> Sear
     shapes = role_shapes(config)
     if "policy" not in shapes:
         return None
-    process = process_reward_memory(config)
     tried, smallest, found = 0, None, []
     for settings, changed in _placements(config, machine):
         plan, problems = place(changed)
@@ -69,6 +68,7 @@ def propose(config: RunConfig, machine: MachineConfig, *, keep: int = 3) -> Sear
                 for each in plan.roles
                 if each.ranks and each.role in shapes
             ]
+            process = process_reward_memory(sized, plan)
             fullest = peak(plan, memory if process is None else [*memory, process]).bytes
             smallest = min(fullest, smallest or fullest)
             if fullest <= machine.memory_gib * GIB * (1 - RESERVE):

@@ -29,9 +29,6 @@ def test_prime_and_its_model_go_together() -> None:
     ("sections", "field"),
     [
         ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt"),
-        ({"placement": {"devices": 2}, "policy": {"engine": "fsdp"}}, "reward.process"),
-        ({"placement": {"runtime": "ray"}}, "reward.process"),
-        ({"policy": {"engine": "fsdp"}}, "policy.engine"),
         ({"environment": {"name": "guess_number"}}, "reward.process"),
         ({"asynchronous": {"mode": "one_step"}}, "asynchronous.mode"),
         ({"resampling": {"weights": "power"}}, "resampling.weights"),
@@ -39,6 +36,17 @@ def test_prime_and_its_model_go_together() -> None:
 )
 def test_a_run_in_which_it_cannot_learn_is_refused(sections: dict[str, Any], field: str) -> None:
     assert field in fields(**PRIME, **sections)
+
+
+def test_it_is_trained_by_the_policys_engine() -> None:
+    """Whose options are the policy's, but for its own."""
+    on = {"placement": {"devices": 4}, "policy": {"engine": "fsdp", "engine_options": {"forward_prefetch": True}}}
+    assert fields(**PRIME, **on) == []
+    own = {"process": {"engine_options": {"fsdp_size": 3}, "optimizer": {"name": "muon"}}}
+    assert fields(advantage={"name": "prime"}, reward=own, **on) == ["reward.process.engine_options.fsdp_size"]
+    split = {"placement": {"devices": 4}, "policy": {"engine": "megatron", "tensor_parallel": 2}}
+    muon = {"process": {"optimizer": {"name": "muon"}}}
+    assert "reward.process.optimizer.name" in fields(advantage={"name": "prime"}, reward=muon, **split)
 
 
 def test_an_evaluation_says_that_it_trains_no_process_reward_model() -> None:

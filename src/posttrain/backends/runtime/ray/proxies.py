@@ -182,10 +182,10 @@ class RemoteOptimized:
 
 
 class RemotePolicy(RemoteOptimized, RemoteScorer):
-    """See interfaces.train_engine.TrainEngine."""
+    """See interfaces.train_engine.TrainEngine. Args: role, policy or process reward model."""
 
-    def __init__(self, workers: WorkerGroup):
-        RemoteScorer.__init__(self, workers, "policy")
+    def __init__(self, workers: WorkerGroup, role: str = "policy"):
+        RemoteScorer.__init__(self, workers, role)
 
     def logprobs_and_experts(self, batch: SequenceBatch, temperature: float) -> tuple[Tensor, Tensor]:
         held = self.workers.shelf.place(batch)

@@ -38,10 +38,11 @@ from posttrain.backends.torch_training.start_teachers import asked_before, serve
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.judge import judge_role
+from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import needs_ref_logprobs, teachers_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.crew import Crew
-from posttrain.interfaces.roles import Learner, Roles, Tuned
+from posttrain.interfaces.roles import Learner, ProcessRewardModel, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.interfaces.weight_sync import WeightSync
@@ -311,6 +312,7 @@ class _Start:
             reference=self._reference(of["reference"], config) if asks_reference else None,
             teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
+            process_reward=_process_reward(trainers) if config.reward.process else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
             judges={
                 name: RemoteRewardModel(of[judge_role(name)], judge_role(name), reads_references=True)
@@ -370,6 +372,12 @@ class _Start:
     def _device(self) -> str:
         workers = sum(len(group.ranks) for group in self.groups)
         return f"{self.plan.devices} x {'cuda' if self.cuda else 'cpu'}, {workers} workers of Ray"
+
+
+def _process_reward(trainers: WorkerGroup) -> ProcessRewardModel:
+    return ProcessRewardModel(
+        engine=RemotePolicy(trainers, PROCESS_REWARD), reference=RemoteScorer(trainers, PROCESS_REFERENCE)
+    )
 
 
 def _no_module() -> PreTrainedModel:

@@ -29,12 +29,15 @@ from posttrain.backends.torch_training.start import (
     start_reward_model,
     start_sft_policy,
 )
+from posttrain.backends.torch_training.start_process_reward import start_process_reward
 from posttrain.backends.torch_training.start_teachers import start_teacher
 from posttrain.backends.torch_training.start_tune import start_tuned
 from posttrain.config import RunConfig, SftConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.judge import judge_role
+from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights, teachers_of
+from posttrain.interfaces.roles import ProcessRewardModel
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
 from posttrain.plan.roles import leaves
@@ -176,6 +179,8 @@ class Starter:
     def _start_policy(self, config: RunConfig, batches: BatchPlan) -> None:
         model, sharding = self._load_policy()
         self._start_teachers()
+        if (process := self._start_process_reward(config, batches)) is not None:
+            self.started.engines |= {PROCESS_REWARD: process.engine, PROCESS_REFERENCE: process.reference}
         policy, reference = start_policy(
             config,
             batches,
@@ -189,6 +194,13 @@ class Starter:
         self.started.engines["policy"] = policy
         if reference is not None:
             self.started.engines["reference"] = reference
+
+    def _start_process_reward(self, config: RunConfig, batches: BatchPlan) -> ProcessRewardModel | None:
+        """Start the model that is trained to reward tokens, with its reference, beside the policy."""
+        if config.reward.process is None:
+            return None
+        sharding = self._sharding_of(PROCESS_REWARD)
+        return start_process_reward(config, batches, self.tokenizer, self.device, self.notices, sharding)
 
     def _start_teachers(self) -> None:
         known = teachers_of(self.config)
@@ -237,7 +249,7 @@ class Starter:
         """Let models leave the device while others work on it: those that the configuration says, and with the policy a sampler's
         copy beside it. On the CPU there is nowhere to go."""
         engines, copy = self.started.engines, self.started.copy
-        leaving = [role for role in ("policy", "critic") if role in engines and leaves(self.config, role)]
+        leaving = [role for role in ("policy", "critic", PROCESS_REWARD) if role in engines and leaves(self.config, role)]
         if self.device.type == "cpu":
             names = ", ".join(f"{role}.engine_options.param_offload" for role in leaving)
             self.started.notes += [f"no effect of {names}: everything is on the CPU already"] if leaving else []

@@ -12,6 +12,7 @@ from posttrain.dialects.verl.rules.layout import Layout
 from posttrain.dialects.verl.rules.look import all_are_counts, divisors_around, get
 from posttrain.dialects.verl.rules.names import ACTOR, REF, ROLLOUT
 from posttrain.dialects.verl.rules.own_loop import repeats
+from posttrain.dialects.verl.rules.recipes import is_fully_async
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED
 from posttrain.dialects.versions import checkout_version
 
@@ -94,7 +95,10 @@ def _check_step(keys: Reader, layout: Layout) -> None:
     if not all_are_counts(prompts, samples):
         return
     shares = _shares(keys, layout)
-    if prompts * samples % shares and keys.here:
+    if prompts * samples % shares and is_fully_async(keys):
+        what = f"{prompts} prompts x {samples} samples do not split over {shares} devices"
+        keys.warn(f"{what}: verl stops there, and here some get one sequence more, which changes no number")
+    elif prompts * samples % shares and keys.here:
         what = f"{prompts} prompts x {samples} samples do not split over {shares} devices: verl stops there, --here has one"
         keys.warn(what)
     elif prompts * samples % shares:
@@ -125,6 +129,8 @@ def _updates(
     samples = _step(keys, section).samples
     mini = _mini_batch(keys, section, copies, layout)
     fields: dict[str, Any] = {}
+    if mini is not None and mini * samples % copies and is_fully_async(keys) and not keys.here:
+        fields["policy.uneven_shares"] = True
     if mini is not None:
         fields[f"{role}.sequences_per_mini_batch"] = mini * samples
         if all_are_counts(mini, _step(keys, section).size) and _step(keys, section).size % mini:
@@ -204,7 +210,7 @@ def _mini_batch(keys: Reader, section: str, copies: int, layout: Layout) -> int 
         what = f"{prompts} {step.unit} do not split into mini-batches of {mini} ({prompts} / {mini} = {prompts / mini:.4g})"
         keys.problem(what, key=key, fix=f"use {key}={above} or {below}")
         return None
-    if mini * samples % copies and not keys.here:
+    if mini * samples % copies and not keys.here and not is_fully_async(keys):
         if prompts * samples % _shares(keys, layout):  # told: the step itself does not split
             return None
         stride = copies // math.gcd(copies, samples)

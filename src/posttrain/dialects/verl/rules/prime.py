@@ -9,6 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.batches import per_device
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import MODEL, ROLLOUT
+from posttrain.dialects.verl.strategies import SHARDED
 
 _MODEL = "reward_model"
 _GRANULARITY = f"{_MODEL}.prime_granularity"
@@ -19,6 +20,15 @@ _WEIGHTS = {
 _ESTIMATOR = "algorithm.adv_estimator"
 _FILTER = ("filter_accuracy", "filter_truncate", "accuracy_lower_bound", "accuracy_upper_bound", "oversample_factor")
 _OPTIMIZER = f"{_MODEL}.model.optim"
+_SHARDS = f"{_MODEL}.model.fsdp_config"
+_OPTIONS = (  # of the engine, for both models
+    "fsdp_size",
+    "param_offload",
+    "reshard_after_forward",
+    "forward_prefetch",
+    "wrap_policy.min_num_params",
+    "wrap_policy.transformer_layer_cls_to_wrap",
+)
 _OURS = "reward.process"
 
 
@@ -59,7 +69,22 @@ def process_reward(keys: Reader, devices: int) -> dict[str, Any]:
         f"{_OURS}.schedule.moves_every": "step",
         f"{_OURS}.schedule.warmup_updates": _warmup(keys) * _updates(keys, mini_batch),
     }
+    fields |= _sharded(keys, devices)
     return fields | ({f"{_OURS}.sequences_per_micro_batch": size} if size is not None else {})
+
+
+def _sharded(keys: Reader, devices: int) -> dict[str, Any]:
+    """The shards of the process reward model and of its reference, over the devices of the policy."""
+    fields = {f"{_OURS}.optimizer.offload": get(keys, f"{_SHARDS}.optimizer_offload", False)}
+    if devices == 1 or keys["actor_rollout_ref.actor.strategy"] not in SHARDED:
+        for name in _OPTIONS:
+            keys.ignore(f"{_SHARDS}.{name}", "the process reward model is split like the policy, by its engine")
+        return fields
+    found = {name: get(keys, f"{_SHARDS}.{name}") for name in _OPTIONS}
+    smallest = get(keys, f"{_SHARDS}.min_num_params")  # the earlier name
+    if smallest and not found["wrap_policy.min_num_params"]:
+        found["wrap_policy.min_num_params"] = smallest
+    return fields | {f"{_OURS}.engine_options.{name}": value for name, value in found.items() if value is not None}
 
 
 def _warmup(keys: Reader) -> int:
