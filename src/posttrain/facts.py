@@ -99,6 +99,10 @@ class RolloutEngineFacts:
     """Keeps a response within the grammar of its request."""
     rounds_weights: bool = False
     """Can multiply by weights that are rounded to eight bits (rollout.weights: int8)."""
+    spans_nodes: bool = False
+    """The devices of one copy may lie on several nodes."""
+    receives_broadcasts: bool = False
+    """Every process of a copy can take weights from a broadcast (rollout.weight_sync=collective)."""
     most_temperature: float | None = None
     """Highest temperature that it takes; None: any."""
 

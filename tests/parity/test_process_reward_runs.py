@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from ray_runs import assert_same
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-
-from ray_runs import assert_same
 
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig

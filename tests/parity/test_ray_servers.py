@@ -115,6 +115,35 @@ def test_the_numbers_of_one_server(
         assert len(asked) == 24 // copies and all(asked.count(prompt) % 4 == 0 for prompt in asked)
 
 
+@pytest.mark.parametrize("sync", ["auto", "disk"])
+def test_a_server_on_two_nodes(
+    sync: str, address: str, in_process: Path, tmp_path: Path, tiny_llama: Path, python: str, told: Path
+) -> None:
+    """One copy on devices 1 and 2 of two nodes with two each: the second node has workers of the server that answer nobody, and
+    take every version of the weights."""
+    changes = served(
+        {
+            "policy": {"engine": "fsdp", "devices": [0, 3]},
+            "reference": {"devices": [0, 3]},
+            "rollout": {"devices": [1, 2], "tensor_parallel": 2, "weight_sync": sync},
+            "placement": {"devices": 4, "nodes": 2, "runtime": "ray", "ray_address": address},
+        },
+        python,
+    )
+    assert_same(train_run(config(tmp_path, tiny_llama, "run", changes)), in_process)
+    until = time.monotonic() + 30
+    while len(list(told.glob("*.json"))) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    follower, leader = sorted(answers_of(told), key=lambda answer: "--headless" not in answer["words"])
+    assert "--headless" in follower["words"] and "serve" in follower["words"]
+    for rank, answer in enumerate((leader, follower)):
+        words = answer["words"]
+        said = {name: words[words.index(f"--{name}") + 1] for name in ("nnodes", "node-rank", "tensor-parallel-size")}
+        assert said == {"nnodes": "2", "node-rank": str(rank), "tensor-parallel-size": "2"}
+    assert leader["words"][leader["words"].index("--master-port") + 1] in follower["words"]
+    assert len(leader["prompts"]) == 24
+
+
 @pytest.fixture
 def server(python: str, tiny_llama: Path) -> Iterator[str]:
     """One that runs already."""

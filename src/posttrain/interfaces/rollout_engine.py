@@ -231,6 +231,17 @@ class WeightTaker(RolloutEngine, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpan:
+    """The place of one machine among those that share a copy of a server's weights."""
+
+    nodes: int
+    rank: int  # 0: the machine that answers requests
+    address: str  # of that machine
+    port: int  # of that machine, at which the processes meet
+    host: str  # this machine's own address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerPlan:
     """Settings to start a sampler with its own copy of the weights, in plain values."""
 
@@ -251,5 +262,6 @@ class SamplerPlan:
     timeout_s: float = 600.0
     retries: int = 3
     adapter_rank: int = 0  # of the LoRA adapters to be loaded; 0: whole weights are loaded
+    span: NodeSpan | None = None  # None: all of a copy is on this machine
     note: str = ""  # see RolloutEngine.note
     options: Mapping[str, Any] = field(default_factory=dict)  # rollout.engine_options

@@ -76,7 +76,10 @@ def test_devices_may_share_unevenly() -> None:
     sizes: dict[str, Any] = {"placement__devices": 12, "policy__sequences_per_mini_batch": 32}
     plan, problems = plan_batches(config(**sizes, policy__uneven_shares=True), None)
     assert problems == [] and plan is not None
-    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (2, 2)  # 32 / (2 x 12) = 1.3
+    assert (plan.sequences_per_micro_batch_per_device, plan.gradient_accumulation_steps) == (
+        2,
+        2,
+    )  # 32 / (2 x 12) = 1.3
     few = {"placement__devices": 48, "policy__uneven_shares": True}
     plan, problems = plan_batches(config(**sizes | few), None)
     assert problems == [] and plan is not None and plan.sequences_per_micro_batch_per_device == 1

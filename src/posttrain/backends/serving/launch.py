@@ -87,6 +87,16 @@ class LaunchedServer:
         self._end()
 
 
+class Follower:
+    """The processes of a server on a further machine: they serve no requests of their own."""
+
+    def __init__(self, server: LaunchedServer):
+        self.server = server
+
+    def close(self) -> None:
+        self.server.close()
+
+
 def free_port() -> int:
     """Find a port of loopback that is unused at this moment."""
     with socket.socket() as probe:

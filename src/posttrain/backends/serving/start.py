@@ -22,7 +22,7 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import sends_adapter, shares_weights
 from posttrain.config.rollout import RolloutConfig
-from posttrain.interfaces.rollout_engine import RolloutEngine, SamplerPlan
+from posttrain.interfaces.rollout_engine import NodeSpan, RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import (
@@ -48,9 +48,10 @@ def make_sampler(
     seed: int,
     max_prompt_tokens: int,
     lora: LoraConfig | None = None,
+    span: NodeSpan | None = None,
 ) -> RolloutEngine:
     """Args: ``load`` gives the module to sample from; it is not called for samplers with a copy of the weights. ``lora`` is the
-        policy's.
+        policy's; ``span`` is for servers over several machines.
 
     Raises: RequestError when something is missing that the engine needs; RunStopped when its server does not start.
     """
@@ -67,7 +68,14 @@ def make_sampler(
         return sharing
     served: RolloutEngine = engine(
         sampler_plan(
-            rollout, model, tokenizer, device=device, seed=seed, max_prompt_tokens=max_prompt_tokens, lora=lora
+            rollout,
+            model,
+            tokenizer,
+            device=device,
+            seed=seed,
+            max_prompt_tokens=max_prompt_tokens,
+            lora=lora,
+            span=span,
         ),
         tokenizer,
     )
@@ -83,6 +91,7 @@ def sampler_plan(
     seed: int,
     max_prompt_tokens: int,
     lora: LoraConfig | None = None,
+    span: NodeSpan | None = None,
 ) -> SamplerPlan:
     path = _absolute(model.path)
     alone = sends_adapter(rollout, lora)
@@ -115,6 +124,7 @@ def sampler_plan(
         timeout_s=rollout.timeout_s,
         retries=rollout.retries,
         adapter_rank=adapter_rank(lora) if alone and lora is not None else 0,
+        span=span,
         note="; ".join(notes),
         options=rollout.engine_options,
     )

@@ -14,6 +14,7 @@ from posttrain.errors import Problem
 from posttrain.plan.checks.engines import unsupported_engines
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
+from posttrain.plan.sampler_copies import sync_problems, unsupported_copies
 from posttrain.registry import is_installed, missing_library
 
 
@@ -28,6 +29,8 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
     if shares_weights(config.rollout.engine) and apart and sync in ("in_memory", "disk", "adapter"):
         what = f"the sampler has devices of its own, and {sync} does not lead there"
         yield Problem(what, fix="use rollout.weight_sync=shared_memory or collective", field="rollout.weight_sync")
+    if plan.runtime == "ray" and not shares_weights(config.rollout.engine):
+        yield from sync_problems(config.rollout, plan)
     policy, reference = plan.role("policy"), plan.role("reference")
     if compares_vocabularies(config) and policy and reference and policy.devices != reference.devices:
         field = "loss.kl_estimator" if config.loss.kl_estimator == "full" else "reward.kl.estimator"
@@ -68,12 +71,7 @@ def _unsupported_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterat
         return
     if role is None or not role.ranks:
         return
-    size = role.devices_per_copy
-    copies = [role.ranks[first : first + size] for first in range(0, len(role.ranks), size)]
-    if any(len({rank.node for rank in copy}) > 1 for copy in copies):
-        what = f"a copy of the sampler has {size} devices, which lie on more than one node ({plan.devices_per_node} on each)"
-        fix = f"use at most rollout.tensor_parallel={plan.devices_per_node}, or devices of one node for each copy"
-        yield Problem(what, fix=fix, field="rollout.tensor_parallel")
+    yield from unsupported_copies(rollout, plan, role)
 
 
 def cluster_warnings(place: PlacementConfig) -> Iterator[str]:

@@ -43,6 +43,7 @@ from posttrain.plan.checks.engines import (
 from posttrain.plan.checks.images import picture_problems, unread_pictures
 from posttrain.plan.checks.libraries import missing_libraries
 from posttrain.plan.checks.names import name_problems
+from posttrain.plan.sampler_copies import copy_warnings
 from posttrain.registry import ADVANTAGES
 
 
@@ -160,6 +161,7 @@ def warnings_of(config: RunConfig) -> list[str]:
         *retention_warnings(config.checkpoint),
         *saving_warnings(config),
         *cluster_warnings(config.placement),
+        *copy_warnings(config),
         *algorithm_warnings(config),
         *reference_warnings(config),
         *router_warnings(config),

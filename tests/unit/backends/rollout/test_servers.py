@@ -29,7 +29,7 @@ from posttrain.backends.serving.launch import LaunchedServer, arguments, free_po
 from posttrain.backends.serving.protocol import UnusableAnswer
 from posttrain.backends.weight_sync.disk import disk_sync
 from posttrain.errors import ConfigError, MissingDependency, RunStopped
-from posttrain.interfaces.rollout_engine import Request, SamplerPlan
+from posttrain.interfaces.rollout_engine import NodeSpan, Request, SamplerPlan
 from posttrain.models.hugging_face_weights import hugging_face_weights
 from posttrain.models.loading import load_causal_lm
 from posttrain.processes import proc
@@ -560,6 +560,19 @@ def test_command_line_of_vllms_server(tmp_path: Path) -> None:
     small = server_words(plan(tmp_path, max_model_len=300, max_prefill_tokens=64), 8000)
     assert "--no-enable-chunked-prefill" in small
     assert small[small.index("--max-num-batched-tokens") + 1] == "300"
+
+
+def test_processes_of_a_server_on_two_machines(tmp_path: Path) -> None:
+    def words(rank: int) -> list[str]:
+        span = NodeSpan(nodes=2, rank=rank, address="10.0.0.1", port=77, host=f"10.0.0.{1 + rank}")
+        return server_words(plan(tmp_path, tensor_parallel=16, span=span), 8000)
+
+    meeting = "--distributed-executor-backend mp --nnodes 2 --node-rank {} --master-addr 10.0.0.1 --master-port 77"
+    assert " ".join(words(0)).endswith(meeting.format(0))
+    assert " ".join(words(1)).endswith(meeting.format(1) + " --headless")
+    span = NodeSpan(nodes=2, rank=1, address="10.0.0.1", port=77, host="10.0.0.2")
+    found = server_arguments(plan(tmp_path, tensor_parallel=16, span=span))
+    assert (found["nnodes"], found["node_rank"], found["dist_init_addr"]) == (2, 1, "10.0.0.1:77")
 
 
 def test_arguments_of_sglang(tmp_path: Path) -> None:

@@ -63,10 +63,15 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: py
         (
             {
                 "policy": FSDP,
-                "placement": {"devices": 4, "nodes": 2},
-                "rollout": {"engine": "vllm", "tensor_parallel": 4, "engine_options": {"python": "/p"}},
+                "placement": {"devices": 6, "nodes": 2},
+                "rollout": {
+                    "devices": [0, 3, 4],
+                    "engine": "vllm",
+                    "tensor_parallel": 3,
+                    "engine_options": {"python": "/p"},
+                },
             },
-            "a copy of the sampler has 4 devices, which lie on more than one node (2 on each)",
+            "a copy of the sampler has 1 and 2 devices on its nodes, and each must have as many",
         ),
         ({"placement": {"runtime": "ray", "ray_address": "ray://h:10001"}}, "ray:// drives a cluster from outside"),
         (
@@ -90,6 +95,24 @@ def test_what_is_told_before_a_run(sections: dict[str, Any], said: str) -> None:
 def test_servers_go_with_workers(rollout: dict[str, Any]) -> None:
     there = config(policy=FSDP, placement={"devices": 2}, rollout=rollout)
     assert [*check(there), *unsupported(there)] == []
+
+
+def test_a_copy_on_two_nodes_takes_weights_in_a_way_that_reaches_both() -> None:
+    """On 2 x 2 devices: vLLM by a broadcast, SGLang through a folder."""
+
+    def there(**rollout: Any) -> RunConfig:
+        served = {"engine": "vllm", "tensor_parallel": 4, "engine_options": {"python": "/p"}}
+        return config(policy=FSDP, placement={"devices": 4, "nodes": 2}, rollout=served | rollout)
+
+    for engine, way in (("vllm", "collective"), ("sglang", "disk")):
+        assert [*check(there(engine=engine)), *unsupported(there(engine=engine))] == []
+        assert [text for text in warnings_of(there(engine=engine)) if f"and weights by {way}" in text]
+        (problem,) = check(there(engine=engine, weight_sync="shared_memory"))
+        assert "on more than one node (2 on each), and shared_memory reaches one of them" in problem.what
+        assert problem.fix == f"use rollout.weight_sync={way}"
+    split = {"tensor_parallel": 2, "engine_options": {"python": "/p", "pipeline_parallel_size": 2}}
+    assert unsupported(there(**split)) == [] and any("lies on 2 nodes" in text for text in warnings_of(there(**split)))
+    assert not [text for text in warnings_of(there(tensor_parallel=2)) if "nodes" in text]
 
 
 @pytest.mark.parametrize("server", [{"engine_options": {"python": "/p"}}, {"endpoints": ["http://localhost:1"]}])

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.serving.engine import ServedEngine
-from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
+from posttrain.backends.serving.launch import Follower, LaunchedServer, arguments, free_port
 from posttrain.backends.serving.protocol import SampledResponse, UnusableAnswer, exact, field_of
 from posttrain.backends.serving.replicas import Replica, Replicas
 from posttrain.backends.serving.settings import replicas_of
@@ -209,10 +209,12 @@ class SglangEngine(ServedEngine):
 
 @ROLLOUT_ENGINES.register(
     "sglang",
+    spans_nodes=True,
     lacks_options=("disable_log_stats", "disable_mm_preprocessor_cache", "limit_images", "swap_space", "VLLM_USE_V1"),
 )
-def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> SglangEngine:
-    """Connect to rollout.endpoints; without them, start a server with engine_options.python, or with this Python.
+def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> SglangEngine | Follower:
+    """Connect to rollout.endpoints; without them, start a server with engine_options.python, or with this Python; of a
+    copy over several machines, this machine's part of it.
 
     Raises: MissingDependency when SGLang is not installed; RunStopped when it does not start.
     """
@@ -230,6 +232,8 @@ def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> Sglan
     words = arguments({**server_arguments(plan), "host": "127.0.0.1", "port": port}, off=None)
     command = [str(python or sys.executable), "-m", "sglang.launch_server", *words]
     server = LaunchedServer(command, port=port, name="SGLang's server", environment={})
+    if plan.span is not None and plan.span.rank > 0:
+        return Follower(server)
     server.wait_until_ready("/health", float(plan.options.get("startup_timeout_s") or STARTUP_S))
     return SglangEngine(tokenizer, plan, replicas_of(plan, [server.url]), server)
 
@@ -251,6 +255,9 @@ def server_arguments(plan: SamplerPlan) -> dict[str, Any]:
         "enable_memory_saver": bool(plan.options.get("free_cache_engine")) or None,
         "skip_server_warmup": True,
     }
+    if plan.span is not None:
+        meeting = f"{plan.span.address}:{plan.span.port}"
+        words |= {"nnodes": plan.span.nodes, "node_rank": plan.span.rank, "dist_init_addr": meeting}
     for name, value in plan.options.items():
         if name in _NOT_ARGUMENTS or value is None:
             continue

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.rollout.vllm.server import VllmServerEngine, start_server
+from posttrain.backends.serving.launch import Follower
 from posttrain.backends.serving.settings import replicas_of
 from posttrain.errors import ConfigError, MissingDependency, Problem
 from posttrain.interfaces.rollout_engine import SamplerPlan, WeightTaker
 from posttrain.registry import ROLLOUT_ENGINES
 
 
-@ROLLOUT_ENGINES.register("vllm", most_temperature=2.0)
-def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker:
+@ROLLOUT_ENGINES.register("vllm", most_temperature=2.0, spans_nodes=True, receives_broadcasts=True)
+def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker | Follower:
     """Connect to rollout.endpoints; or start a server with engine_options.python; or else load vLLM in this process.
+    Of a copy over several machines, start this machine's part of the server.
 
     Raises: ConfigError; MissingDependency when vLLM is not installed; RunStopped when it does not start.
     """
@@ -25,8 +28,13 @@ def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightT
         raise ConfigError(Problem(what, fix="use 1, which keeps them in host memory", field=field))
     if plan.endpoints:
         return VllmServerEngine(tokenizer, plan, replicas_of(plan, plan.endpoints))
-    if python := plan.options.get("python"):
+    python = plan.options.get("python")
+    if python is None and plan.span is not None and find_spec("vllm") is not None:
+        python = sys.executable  # processes on several machines are servers
+    if python:
         server = start_server(plan, str(python))
+        if plan.span is not None and plan.span.rank > 0:
+            return Follower(server)
         return VllmServerEngine(tokenizer, plan, replicas_of(plan, [server.url]), server)
     if find_spec("vllm") is None:
         fix = (

@@ -202,7 +202,8 @@ class VllmServerEngine(ServedEngine):
 
 
 def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
-    """Start vLLM in another Python, as a server on loopback, and wait until it is ready.
+    """Start vLLM in another Python, as a server on loopback, and wait until it is ready; on a further machine of a copy that lies
+    on several, start its processes there, which wait for the others.
 
     Raises: RunStopped with the end of its log when it does not start.
     """
@@ -214,9 +215,12 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
         "VLLM_NO_USAGE_STATS": "1",
         **({} if plan.cuda else {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB)}),
         **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if plan.adapter_rank else {}),
+        **({"VLLM_HOST_IP": plan.span.host} if plan.span else {}),
         **environment_of(plan.options),
     }
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", *words, "--worker-extension-cls", EXTENSION]
+    follows = plan.span is not None and plan.span.rank > 0
+    program = ["vllm.entrypoints.cli.main", "serve"] if follows else ["vllm.entrypoints.openai.api_server"]
+    command = [python, "-m", *program, *words, "--worker-extension-cls", EXTENSION]
     server = LaunchedServer(
         command,
         port=port,
@@ -224,6 +228,8 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
         environment=environment,
         importable=Path(posttrain.__file__).parent,  # for the worker extension
     )
+    if follows:
+        return server
     server.wait_until_ready("/health", float(plan.options.get("startup_timeout_s") or STARTUP_S))
     return server
 
@@ -231,6 +237,15 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
 def server_words(plan: SamplerPlan, port: int) -> list[str]:
     """Return the server's command line."""
     settings = {**engine_arguments(plan), "host": "127.0.0.1", "port": port}
+    if plan.span is not None:  # since vLLM 0.11.1, without Ray
+        settings |= {
+            "distributed_executor_backend": "mp",
+            "nnodes": plan.span.nodes,
+            "node_rank": plan.span.rank,
+            "master_addr": plan.span.address,
+            "master_port": plan.span.port,
+            "headless": plan.span.rank > 0 or None,
+        }
     if settings.get("disable_log_stats") is False:
         del settings["disable_log_stats"]  # the only flag without a --no- form
     return arguments(settings, off="no-")

@@ -27,7 +27,7 @@ class Ray:
         """Raises: ConfigError for a plan that cannot be; RunStopped when workers do not start; what loading the models raises."""
         from posttrain.backends.runtime.ray.start import started
 
-        return started(config, batches, tokenizer, lambda start: start.roles(config))
+        return started(config, batches, tokenizer, lambda start: start.roles())
 
     def start_sft(self, config: SftConfig, batches: SftBatchPlan, tokenizer: PreTrainedTokenizerBase) -> Learner:
         """Raises: as ``start``."""

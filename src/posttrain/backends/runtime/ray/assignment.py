@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from posttrain.interfaces.rollout_engine import NodeSpan
+
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SftConfig
     from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
@@ -29,4 +31,7 @@ class WorkerAssignment:
     node: str  # its address, for messages
     timeout_s: float  # of what the ranks do together
     folders: tuple[str, str]  # of the run, and the one in which relative paths begin: every node must see them
+    span: NodeSpan | None = (
+        None  # of a sampler whose copy lies on several machines; this worker starts the processes of one
+    )
     visible: str = ""  # the devices of a copy that several share, as CUDA_VISIBLE_DEVICES; "": this worker's own

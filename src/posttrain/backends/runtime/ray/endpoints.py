@@ -41,10 +41,10 @@ class EndpointSync:
 
     def _broadcast(self, rollout: WeightTaker, version: int) -> Served:
         trainers, first = self._trainers, self._trainers.members[0]
-        cluster, bucket_bytes = trainers.cluster, self._way.bucket_bytes
+        bucket_bytes = self._way.bucket_bytes
         manifest: str = trainers.call("sender.manifest", version, what=WHAT)
         announced: Served = trainers.call("sender.announced", manifest, what=WHAT)
-        port = trainers.watch.wait({first: cluster.call(first.handle, "free_port")}, WHAT, trainers.timeout_s)[first]
+        port = trainers.watch.free_port(first)
         plan = BroadcastPlan(
             backend=self._backend or "gloo",
             address=first.process.host,

@@ -13,6 +13,8 @@ from torch import Tensor
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.runtime.ray.wire import from_plain, to_plain
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
+from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
+from posttrain.interfaces.roles import ProcessRewardModel
 from posttrain.interfaces.train_engine import ScoringEngine
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
 from posttrain.records.computed_tensors import lies_elsewhere
@@ -224,6 +226,13 @@ class RemotePolicy(RemoteOptimized, RemoteScorer):
         stats = self._learn(batch, loss, counts)
         assert isinstance(stats, ForwardBackwardStats)
         return stats
+
+
+def remote_process_reward(workers: WorkerGroup) -> ProcessRewardModel:
+    """The process reward model and its reference, beside the policy."""
+    return ProcessRewardModel(
+        engine=RemotePolicy(workers, PROCESS_REWARD), reference=RemoteScorer(workers, PROCESS_REFERENCE)
+    )
 
 
 class RemoteCritic(RemoteOptimized):

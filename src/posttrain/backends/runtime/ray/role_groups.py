@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from posttrain.config.roles import shares_weights
 from posttrain.plan.placement import PlacementPlan, Rank
@@ -23,6 +24,16 @@ class RoleGroup:
     def leading(self) -> tuple[Rank, ...]:
         """Ranks that receive the driver's calls."""
         return self.ranks[:: self.share]
+
+    def machines(self, leading: Rank) -> list[tuple[Rank, ...]]:
+        """Return the ranks of a copy of the sampler by their nodes, its first rank first."""
+        ranks = self.ranks[leading.rank : leading.rank + self.share]
+        return [tuple(of_node) for _, of_node in groupby(ranks, key=lambda rank: rank.node)]
+
+    @property
+    def spans_nodes(self) -> bool:
+        """True where a copy of the sampler lies on several nodes."""
+        return any(len(self.machines(first)) > 1 for first in self.leading)
 
     @property
     def name(self) -> str:

@@ -24,10 +24,12 @@ from posttrain.backends.runtime.ray.proxies import (
     RemoteRewardModel,
     RemoteScorer,
     RowWorkers,
+    remote_process_reward,
 )
 from posttrain.backends.runtime.ray.role_groups import RoleGroup, groups_of
 from posttrain.backends.runtime.ray.rollout import RemoteRollout
 from posttrain.backends.runtime.ray.shelf import Shelf, step_bytes
+from posttrain.backends.runtime.ray.spans import places_of, with_reaching_sync
 from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, Way, send_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.backends.runtime.ray.worker import Worker
@@ -38,11 +40,10 @@ from posttrain.backends.torch_training.start_teachers import asked_before, serve
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.judge import judge_role
-from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import needs_ref_logprobs, teachers_of
 from posttrain.errors import ConfigError
 from posttrain.interfaces.crew import Crew
-from posttrain.interfaces.roles import Learner, ProcessRewardModel, Roles, Tuned
+from posttrain.interfaces.roles import Learner, Roles, Tuned
 from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.interfaces.weight_sync import WeightSync
@@ -68,7 +69,7 @@ def started(
     plan, problems = place(config)
     if plan is None:
         raise ConfigError(problems)
-    start = _Start(config, batches, tokenizer, plan)
+    start = _Start(with_reaching_sync(config, plan), batches, tokenizer, plan)
     try:
         return speak(start)
     except BaseException:  # also a signal: nothing of it may stay
@@ -87,6 +88,7 @@ class _Start:
         plan: PlacementPlan,
     ):
         self.config, self.batches, self.tokenizer, self.plan = config, batches, tokenizer, plan
+        self.followers: dict[str, list[Member]] = {}  # on further machines of a copy, by the name of a sampler's worker
         place = config.placement
         self.groups = groups_of(plan)
         self.held: dict[str, tuple[str, ...]] = {}  # devices besides its own, by the name of a sampler's worker
@@ -134,6 +136,7 @@ class _Start:
             for group, handles in launched
         }
         for group in self.groups:
+            self._reach_out(group)
             self._hold(group)
         starting: dict[Member, Any] = {}
         for group in self.groups:
@@ -187,17 +190,25 @@ class _Start:
     def _arrived(self, group: RoleGroup, ranks: Sequence[Rank], handles: Sequence[Any]) -> list[Member]:
         """Wait until launched processes run, and supervise them."""
         members = []
+        # A copy on several machines is not started again
+        vital = group.together or group.spans_nodes
         for rank, handle in zip(ranks, handles, strict=True):
             process = self.cluster.started(handle, group.worker(rank), self.config.placement.start_timeout_s)
-            member = Member(name=group.worker(rank), handle=handle, process=process, vital=group.together)
+            member = Member(name=group.worker(rank), handle=handle, process=process, vital=vital)
             self.watch.add(member)
             members.append(member)
         return members
 
+    def _reach_out(self, group: RoleGroup) -> None:
+        """Start a worker on every further machine of a copy of the sampler, for the processes of its server there."""
+        for first in group.leading if group.spans_nodes else ():
+            self.followers[group.worker(first)] = self._spawn(group, [ranks[0] for ranks in group.machines(first)[1:]])
+
     def _hold(self, group: RoleGroup) -> None:
         """Reserve the devices of a shared copy on GPUs with idle workers: Ray gives a process those of one bundle."""
-        for first in group.leading if self.cuda and group.share > 1 else ():
-            others = self._spawn(group, group.ranks[first.rank + 1 : first.rank + group.share])
+        machines = [ranks for first in group.leading for ranks in group.machines(first)]
+        for first, *further in machines if self.cuda and group.share > 1 else ():
+            others = self._spawn(group, further)
             found = self.watch.wait(
                 {member: self.cluster.call(member.handle, "devices") for member in others}, "finding devices", 60.0
             )
@@ -215,8 +226,7 @@ class _Start:
         meeting = None
         if group.together:
             first = members[0]
-            port = self.watch.wait({first: self.cluster.call(first.handle, "free_port")}, "a free port", 60.0)[first]
-            meeting = first.process.host, port
+            meeting = first.process.host, self.watch.free_port(first)
         assignment = WorkerAssignment(
             kind=type(self.config),
             config=self.config.model_dump_json(),
@@ -231,6 +241,11 @@ class _Start:
             timeout_s=self.config.placement.call_timeout_s,
             folders=(str(self.folder), os.getcwd()),
         )
+        places = [
+            (rank, *place)
+            for rank, member in enumerate(members)
+            for place in places_of(member, self.followers.get(member.name, []), self.watch)
+        ]
         return {
             member: self.cluster.call(
                 member.handle,
@@ -241,9 +256,10 @@ class _Start:
                     rank=rank if group.together else 0,
                     node=member.process.host,
                     visible=self._visible(member),
+                    span=span,
                 ),
             )
-            for rank, member in enumerate(members)
+            for rank, member, span in places
         }
 
     def _workers(self, group: RoleGroup, members: list[Member]) -> WorkerGroup:
@@ -294,7 +310,9 @@ class _Start:
         }
         return asked_before(self.config, workers, served_teachers(self.config, self.tokenizer))
 
-    def roles(self, config: RunConfig) -> Roles:
+    def roles(self) -> Roles:
+        config = self.config
+        assert isinstance(config, RunConfig)
         worker_groups = self.worker_groups()
         of = {role: worker_groups[group.name] for group in self.groups for role in group.roles}
         trainers = of["policy"]
@@ -312,7 +330,7 @@ class _Start:
             reference=self._reference(of["reference"], config) if asks_reference else None,
             teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
-            process_reward=_process_reward(trainers) if config.reward.process else None,
+            process_reward=remote_process_reward(trainers) if config.reward.process else None,
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
             judges={
                 name: RemoteRewardModel(of[judge_role(name)], judge_role(name), reads_references=True)
@@ -372,12 +390,6 @@ class _Start:
     def _device(self) -> str:
         workers = sum(len(group.ranks) for group in self.groups)
         return f"{self.plan.devices} x {'cuda' if self.cuda else 'cpu'}, {workers} workers of Ray"
-
-
-def _process_reward(trainers: WorkerGroup) -> ProcessRewardModel:
-    return ProcessRewardModel(
-        engine=RemotePolicy(trainers, PROCESS_REWARD), reference=RemoteScorer(trainers, PROCESS_REFERENCE)
-    )
 
 
 def _no_module() -> PreTrainedModel:

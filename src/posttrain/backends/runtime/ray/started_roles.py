@@ -17,6 +17,7 @@ from posttrain.backends.runtime.ray.assignment import WorkerAssignment
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.runtime.ray.serving import Server, server_of
 from posttrain.backends.runtime.ray.taking import CopyTaker, ServerTaker, Taker
+from posttrain.backends.serving.launch import Follower
 from posttrain.backends.serving.start import make_sampler, start_judge
 from posttrain.backends.torch_training.resting import Resting, Turns
 from posttrain.backends.torch_training.scoring import LogprobScorer
@@ -236,12 +237,15 @@ class Starter:
             seed=config.run.seed,
             max_prompt_tokens=config.context_tokens,
             lora=config.policy.lora,
+            span=self.assignment.span,
         )
+        started.server = server_of(sampler)
+        if isinstance(sampler, Follower):  # requests and weights reach it through its server on another machine
+            return
         started.engines["rollout"] = sampler
         where: dict[str, Any] = {"device": self.device, "timeout_s": self.assignment.timeout_s}
         if not reads_weights:
             started.taker = ServerTaker(sampler, **where)
-            started.server = server_of(sampler)
         elif started.copy is not None:
             started.taker = CopyTaker(sampler, started.arriving, **where)
 
@@ -249,7 +253,9 @@ class Starter:
         """Let models leave the device while others work on it: those that the configuration says, and with the policy a sampler's
         copy beside it. On the CPU there is nowhere to go."""
         engines, copy = self.started.engines, self.started.copy
-        leaving = [role for role in ("policy", "critic", PROCESS_REWARD) if role in engines and leaves(self.config, role)]
+        leaving = [
+            role for role in ("policy", "critic", PROCESS_REWARD) if role in engines and leaves(self.config, role)
+        ]
         if self.device.type == "cpu":
             names = ", ".join(f"{role}.engine_options.param_offload" for role in leaving)
             self.started.notes += [f"no effect of {names}: everything is on the CPU already"] if leaving else []

@@ -139,7 +139,7 @@ def by_broadcast(trainers: WorkerGroup, samplers: Sequence[Member], version: int
     """
     cluster, watch, first = trainers.cluster, trainers.watch, trainers.members[0]
     manifest: str = trainers.call("sender.manifest", version, what=WHAT)
-    port = watch.wait({first: cluster.call(first.handle, "free_port")}, WHAT, trainers.timeout_s)[first]
+    port = watch.free_port(first)
     each = way.ranks_per_sampler
     meeting, size = (first.process.host, port), 1 + each * len(samplers)
     sending = {

@@ -24,6 +24,7 @@ ROUND_S = 0.5  # between two polls of a worker, or longer where there are many
 POLLS_PER_S = 32  # of all workers: each takes about half a millisecond of the driver
 SILENCE_S = 3.0  # without an answer, after which its process is looked up on its node
 SETTLE_S = 4.0  # after an error of one worker, in which another is found to be its cause
+PORT_S = 60.0  # to find a free port
 LAST_LINES = 8  # of a lost worker, that are shown
 DEAD = "has died: it was killed, or crashed"
 
@@ -124,6 +125,12 @@ class Watch:
             self._thread.join(timeout=SILENCE_S)
         for member in self.members:
             self.remove(member)
+
+    def free_port(self, member: Member) -> int:
+        """Return a port that is free where a worker runs, for processes that meet there."""
+        promise = self.cluster.call(member.handle, "free_port")
+        found: int = self.wait({member: promise}, "a free port", PORT_S)[member]
+        return found
 
     def wait(
         self,
