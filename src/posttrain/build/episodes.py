@@ -19,6 +19,7 @@ from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.backends.serving.start import start_judges
 from posttrain.backends.torch_training.start import start_reward_model
 from posttrain.build.fits import check_prompts_fit
+from posttrain.build.judge_server import serve_judge
 from posttrain.build.plans import reward_plan, sampling_params
 from posttrain.build.prompts import read_prompts
 from posttrain.build.train import run_scorer
@@ -110,6 +111,7 @@ def _play(request: EpisodesRequest, on_plan: OnPlan, on_work: OnWork) -> bool:
             stack.callback(worlds.host.close)
         scorer = stack.enter_context(closing(run_scorer(config)))
         engine, device = start_sampler(config, tokenizer)
+        serve_judge(config, scorer, device, stack)
         rewards = reward_plan(config)
         players = episodes.Players(
             engine=engine,

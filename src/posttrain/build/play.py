@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.environments.start import start_worlds
 from posttrain.backends.runtime.inprocess import start_sampler
+from posttrain.backends.torch_training.start import pick_device
 from posttrain.build.fits import check_prompts_fit
+from posttrain.build.judge_server import serve_judge
 from posttrain.build.plans import sampling_params
 from posttrain.build.prompts import read_prompts
 from posttrain.build.train import run_scorer
@@ -77,6 +79,7 @@ def play_run(config: RunConfig, choice: EpisodeChoice, read: ReadTurn | None, wa
         worlds = start_worlds(config, tokenizer, positions, [prompt], processor)
         stack.callback(worlds.host.close)
         scorer = stack.enter_context(closing(run_scorer(config)))
+        serve_judge(config, scorer, pick_device(config.placement.device), stack)
         sampling = sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed)
         player: TurnSampler
         if read is None:

@@ -125,6 +125,10 @@ def replay_rewards(folder: Path, config: RunConfig, step: int, *, validation: bo
                 what, fix="use reward.judge=null reward.more_judges={} to score the terms alone", field="reward.judge"
             )
         )
+    if config.reward.served is not None:
+        what = "the model that reward functions ask is not served again"
+        fix = "serve it apart, and give the functions its address: reward.served=null and reward.terms.0.options"
+        raise RequestError(Problem(what, fix=fix, field="reward.served"))
     if config.reward.model is not None:
         what = "a reward model is not asked again: only the terms of the reward are"
         raise RequestError(Problem(what, fix="use reward.model=null to score the terms alone", field="reward.model"))
@@ -210,7 +214,9 @@ def _samples_nothing(config: RunConfig, folder: Path) -> RunConfig:
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(update={"engine": "native", "weight_sync": "auto", "endpoints": []}),
-            "reward": config.reward.model_copy(update={"model": None, "judge": None, "more_judges": {}}),
+            "reward": config.reward.model_copy(
+                update={"model": None, "judge": None, "more_judges": {}, "served": None}
+            ),
             "run": config.run.model_copy(update={"total_steps": total}),
         }
     )

@@ -35,6 +35,7 @@ from posttrain.plan.checks.images import image_problems
 from posttrain.plan.files import check_sees_alike
 from posttrain.records.prompts import Prompt
 from posttrain.registry import RUNTIMES
+from posttrain.rewards.asking import AskingScorer
 from posttrain.rewards.no_terms import NothingToScore
 from posttrain.rewards.scorer import Scorer
 from posttrain.rewards.served import queries_a_server, start_scorer
@@ -135,6 +136,8 @@ def under_way_with(
         roles = started.enter_context(
             closing(RUNTIMES.get(runtime_of(config.placement))().start(config, batches, tokenizer))
         )
+        if isinstance(scorer, AskingScorer):
+            scorer.lead_to(roles.reward_servers)
         if config.environment.used:
             worlds = start_worlds(config, tokenizer, positions, [*prompts, *validation], processor, folder.path)
             started.callback(worlds.host.close)
@@ -215,7 +218,7 @@ def kept_responses(config: RunConfig, say: Callable[[str], None]) -> KeptRespons
 def checks_references(config: RunConfig) -> bool:
     """Return True when the reward is only made of functions, which are quick and cost nothing to call."""
     functions = not any(queries_a_server(term) for term in config.reward.terms)
-    alone = config.reward.model is None and not config.reward.judges
+    alone = config.reward.model is None and not config.reward.judges and config.reward.served is None
     return config.reward.check_references and bool(config.reward.terms) and alone and functions
 
 
@@ -231,4 +234,6 @@ def run_scorer(config: RunConfig) -> Scorer:
         return str(tokenizer().decode(list(ids), skip_special_tokens=False))
 
     made = ("posttrain.build.own_rows:tokenizer_of", config.model.model_dump(mode="json"))
+    if config.reward.served is not None:
+        return AskingScorer(partial(start_scorer, decode=decode, tokenizer=made), config.reward)
     return start_scorer(config.reward, decode, made)

@@ -16,6 +16,9 @@ def reward_text(config: RunConfig) -> str:
     if reward.model is not None:
         weight = f"{reward.model.weight:g} x " if reward.model.weight != 1 else ""
         terms.append(f"{weight}the score of {reward.model.path}")
+    if reward.served is not None:
+        asked = f"{reward.served.path}, served by {reward.served.engine}"
+        terms = [f"{terms[0]}, which asks {asked}", *terms[1:]] if terms else terms
     for judge in reward.judges.values():
         weight = f"{judge.weight:g} x " if judge.weight != 1 else ""
         of = f" (of {', '.join(judge.data_sources)})" if judge.data_sources else ""

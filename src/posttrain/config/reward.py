@@ -12,6 +12,7 @@ from posttrain.config.judge import JUDGE, JudgeConfig
 from posttrain.config.model import ModelName
 from posttrain.config.policy import ONE_DEVICE
 from posttrain.config.process_reward import ProcessRewardConfig
+from posttrain.config.served_model import ServedModelConfig
 
 Normalization = Literal["none", "group", "batch", "running"]
 
@@ -113,6 +114,8 @@ class RewardConfig(Section):
     """A language model of the run that grades responses, whose verdict is added to the terms; null has none."""
     more_judges: dict[str, JudgeConfig] = {}
     """Further judges, each with a model and data sources of its own, by the names under which their verdicts are kept."""
+    served: ServedModelConfig | None = None
+    """A language model that the run serves for functions of the terms, which ask it at an address; null has none."""
     process: ProcessRewardConfig | None = None
     """A model that is trained during the run to reward tokens, for the advantage prime; null has none."""
     check_references: bool = True

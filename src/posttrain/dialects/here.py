@@ -44,6 +44,7 @@ WANTED: dict[str, dict[str, Any]] = {
 }
 REWARD_MODEL: dict[str, Any] = {"engine": ONE_DEVICE, "engine_options": {}, "devices": None}
 JUDGE: dict[str, Any] = {"engine": "native", "engine_options": {}, "devices": None}
+SERVED: dict[str, Any] = {"devices": None, "tensor_parallel": 1}
 OPTIONS = {
     "policy": ("engine_options",),
     "critic": ("engine_options",),
@@ -114,8 +115,9 @@ def _scoring(reward: RewardConfig, changes: list[str]) -> RewardConfig:
     """Return the reward with its model and judges on one device; each change is added to ``changes``."""
     model = reward.model and _moved(reward.model, REWARD_MODEL, "reward.model", changes)
     judge = reward.judge and _moved(reward.judge, JUDGE, judge_field(JUDGE_NAME), changes)
+    served = reward.served and _moved(reward.served, SERVED, "reward.served", changes)
     more = {name: _moved(each, JUDGE, judge_field(name), changes) for name, each in reward.more_judges.items()}
-    return reward.model_copy(update={"model": model, "judge": judge, "more_judges": more})
+    return reward.model_copy(update={"model": model, "judge": judge, "more_judges": more, "served": served})
 
 
 def _moved(model: S, wanted: dict[str, Any], at: str, changes: list[str]) -> S:

@@ -66,6 +66,7 @@ class Roles:
     judges: Mapping[str, RewardModel] = field(
         default_factory=dict
     )  # language models of the run that grade responses, by name
+    reward_servers: tuple[str, ...] = ()  # HOST:PORT of each copy of a model that reward functions ask
     crew: Crew | None = None  # samplers that work while the trainer does; None: they take turns with it
     beside: BesideTraining | None = None  # samplers in workers that sample in another thread while a step trains
     over_rows: RowWork = in_this_process  # where the tokens of a batch are

@@ -262,6 +262,7 @@ class SamplerPlan:
     timeout_s: float = 600.0
     retries: int = 3
     adapter_rank: int = 0  # of the LoRA adapters to be loaded; 0: whole weights are loaded
+    host: str = "127.0.0.1"  # address that a server listens at
     span: NodeSpan | None = None  # None: all of a copy is on this machine
     note: str = ""  # see RolloutEngine.note
     options: Mapping[str, Any] = field(default_factory=dict)  # rollout.engine_options

@@ -12,6 +12,7 @@ from posttrain.config.judge import is_judge, judge_role
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD, ProcessRewardConfig
 from posttrain.config.roles import learner_of, teachers_of
+from posttrain.config.served_model import REWARD_SERVER
 from posttrain.plan.engine import PlacedModel, averages_of, engine_plan, even_part
 from posttrain.plan.memory import BYTES, RoleMemory
 from posttrain.plan.model_shape import ModelShape, read_shape
@@ -69,6 +70,8 @@ def role_shapes(config: RunConfig) -> dict[str, ModelShape]:
     }
     if config.reward.model is not None:
         paths["reward model"] = config.reward.model.path
+    if config.reward.served is not None:
+        paths[REWARD_SERVER] = config.reward.served.path
     paths |= {judge_role(name): judge.path for name, judge in config.reward.judges.items()}
     paths |= {role: teacher.path or config.model.path for role, teacher in teachers_of(config).items()}
     shapes = {path: read_shape(path) for path in set(paths.values())}
@@ -139,7 +142,11 @@ def role_memory(
             gathered=_unpacked(config, place, shape),
             cache=int(shape.cache_bytes(tokens, slots, width)) // split,
         )
-    if place.role in ("reference", "reward model") or is_judge(place.role) or place.role.startswith(ROLE):
+    if (
+        place.role in ("reference", "reward model", REWARD_SERVER)
+        or is_judge(place.role)
+        or place.role.startswith(ROLE)
+    ):
         frozen = _frozen(config, place, shape)
         if place.role == "reference" and not place.uses_weights_of and config.reference.update_every is not None:
             # Its weights are kept in float32 besides.

@@ -65,6 +65,8 @@ def check_run_files(config: RunConfig) -> list[Problem]:
                 problems += check_model(path, f"reward.process.{name}", tokenizer=True)
     for name, judge in config.reward.judges.items():
         problems += check_model(judge.path, f"{judge_field(name)}.path", tokenizer=True)
+    if config.reward.served is not None:
+        problems += check_model(config.reward.served.path, "reward.served.path", tokenizer=True)
     return problems + check_run_folders(config)
 
 
@@ -86,7 +88,8 @@ def _among_models(config: TrainingConfig) -> Iterator[Problem]:
         models += [config.reference.path, config.critic.path]
         process = config.reward.process
         models += [process.path, process.reference_path] if process else []
-        models += [each.path for each in (config.reward.model, *config.reward.judges.values()) if each is not None]
+        reward = config.reward
+        models += [each.path for each in (reward.model, reward.served, *reward.judges.values()) if each is not None]
     models += [teacher.path for teacher in config.distillation.teachers.values()]
     read = {Path(path).resolve(): path for path in models if path and Path(path).is_dir() and holds_model(Path(path))}
     places = {
@@ -226,6 +229,8 @@ def hub_models(config: ModelUser) -> dict[str, str]:
             named["critic.path"] = config.critic.path
         if config.reward.model is not None:
             named["reward.model.path"] = config.reward.model.path
+        if config.reward.served is not None:
+            named["reward.served.path"] = config.reward.served.path
         named |= {f"{judge_field(name)}.path": judge.path for name, judge in config.reward.judges.items()}
     if (
         endpoint := getattr(config, "endpoint", None)

@@ -19,6 +19,7 @@ from posttrain.config.roles import (
     teachers_of,
     uses_reference,
 )
+from posttrain.config.served_model import REWARD_SERVER
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_options, engine_plan
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
@@ -190,6 +191,17 @@ def _roles_of_a_step(config: RunConfig) -> list[RoleRequest]:
         )
         for name, judge in config.reward.judges.items()
     ]
+    if (served := config.reward.served) is not None:
+        asked.append(
+            RoleRequest(
+                role=REWARD_SERVER,
+                field="reward.served.devices",
+                engine=served.engine,
+                devices=served.devices,
+                sizes=GroupSizes(tensor=served.tensor_parallel),
+                awake=("reward",),
+            )
+        )
     asked += _teachers(config)
     asked.append(_policy(policy, ("log-probs", "update")))
     if uses_reference(config):
@@ -280,6 +292,8 @@ def _problems(place: PlacementConfig, asked: RoleRequest) -> list[Problem]:
 
 def _sizes_of(role: str) -> str:
     """Return the section with a role's sizes; reference and teachers have the policy's."""
+    if role == REWARD_SERVER:
+        return "reward.served"
     return "policy" if role == "reference" or role.startswith(ROLE) else role
 
 

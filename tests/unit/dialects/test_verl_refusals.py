@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.config.served_model import ServedModelConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.verl import DIALECT
@@ -766,9 +767,45 @@ def test_a_head_that_scores_in_a_server_scores_here_and_a_sampled_judgement_is_p
         "reward_model.rollout: the reward model's head scores in the run's own processes" in w for w in loaded.warnings
     )
     assert read(*model, "+reward.custom_reward_function={path: null}").unsupported == ()
-    [problem] = read(*model, "custom_reward_function.path=my.py").unsupported
+    asked = (*model, "custom_reward_function.path=my.py")
+    here = read_dialect(DIALECT, None, [*BASE, *asked], here=True)
+    [problem] = here.unsupported
     assert problem.what.startswith("a reward model that samples its judgement, which a function of yours reads, is not")
     assert "++custom_reward_function.reward_kwargs.reward_router_address=127.0.0.1:8000" in problem.fix
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_judge_that_the_user_s_function_asks_is_served_by_the_run(later: bool) -> None:
+    """verl's generative reward models: on 2 x 4 devices of their own, 2 of which share a copy."""
+    model, function = (
+        ("reward.reward_model", "reward.custom_reward_function")
+        if later
+        else ("reward_model", "custom_reward_function")
+    )
+    plus = "+" * later
+    rollout = (
+        "{name: sglang, tensor_model_parallel_size: 2, gpu_memory_utilization: 0.8, prompt_length: 100, n: 1, "
+        "max_num_seqs: 9}"
+    )
+    asked = (
+        f"{plus}{model}.enable=True", f"+{model}.model_path=a/judge" if later else f"{model}.model.path=a/judge",
+        f"+{model}.rollout={rollout}", f"{plus}{function}.path=my.py", f"{plus}{function}.name=ask",
+    )  # fmt: skip
+    pool = (f"+{model}.enable_resource_pool=True", f"+{model}.n_gpus_per_node=4", f"+{model}.nnodes=2")
+    loaded = read(*asked, *pool)
+    assert loaded.problems == () and all(one.library for one in loaded.unsupported)
+    reward = loaded.config.reward
+    assert reward.served == ServedModelConfig(
+        path="a/judge", engine="sglang", tensor_parallel=2, devices=[1, 2, 3, 4, 5, 6, 7, 8], max_tokens=100 + 2048,
+        max_concurrent_sequences=9, engine_options={"gpu_memory_utilization": 0.8},
+    )  # fmt: skip
+    assert (reward.model, loaded.config.placement.devices, loaded.config.policy.devices) == (None, 9, [0])
+    [term] = reward.terms
+    assert (term.name, term.path, term.judge_tokenizer) == ("ask", "my.py", "a/judge")
+    assert [one.key for one in loaded.ignored if one.key.startswith(model)] == [f"{model}.rollout.n"]
+    [problem] = read(*asked).problems
+    assert "1 device does not split into servers of 2 devices each" in problem.what
+    assert problem.fix == f"use {model}.rollout.tensor_model_parallel_size=1"
 
 
 @pytest.mark.parametrize("later", [False, True])

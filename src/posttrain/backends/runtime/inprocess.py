@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posttrain.backends.serving.launch import LaunchedServer
 from posttrain.backends.serving.start import make_sampler, start_judges, start_weight_sync
 from posttrain.backends.serving.thread_crew import crew_of_servers
 from posttrain.backends.torch_training.scoring import LogprobScorer
@@ -61,6 +62,7 @@ class InProcess:
         sync = start_weight_sync(
             config.rollout, model, tokenizer, device=device, lora=config.policy.lora, tell=notices.add
         )
+        judge = start_judge_here(config, device)
         apart = config.asynchronous.mode == "separate" and not shares_weights(config.rollout.engine)
         return Roles(
             policy=policy,
@@ -72,6 +74,8 @@ class InProcess:
             teachers=asked_before(config, teachers, served_teachers(config, tokenizer)),
             critic=critic,
             process_reward=start_process_reward(config, batches, tokenizer, device, notices),
+            reward_servers=(judge.address,) if judge else (),
+            close=judge.close if judge else lambda: None,
             reward_model=start_reward_model(config, tokenizer, device),
             judges=start_judges(config, device),
             device=str(device),
@@ -95,6 +99,15 @@ class InProcess:
         notes = (policy.note,) if policy.note else ()
         asked = asked_before(config, teachers, served_teachers(config, tokenizer))
         return Learner(policy=policy, teachers=asked, device=str(device), notices=notices, notes=notes)
+
+
+def start_judge_here(config: RunConfig, device: torch.device) -> LaunchedServer | None:
+    """Start the server of a model that reward functions ask; None without one."""
+    if config.reward.served is None:
+        return None
+    from posttrain.backends.serving.reward_server import start_reward_server
+
+    return start_reward_server(config, config.reward.served, cuda=device.type == "cuda", host="127.0.0.1")
 
 
 def _beside(config: TrainingConfig, teachers: dict[str, LogprobScorer]) -> dict[str, LogprobScorer]:

@@ -25,7 +25,7 @@ _NAMES_AN_ERROR = re.compile(r"\b\w*(Error|Exception): ")
 
 
 class LaunchedServer:
-    """A server process on loopback. It ends with this object, and with this process, however that ends."""
+    """A server process on this machine. It ends with this object, and with this process, however that ends."""
 
     def __init__(
         self,
@@ -35,11 +35,13 @@ class LaunchedServer:
         name: str,
         environment: Mapping[str, str],
         importable: Path | None = None,
+        host: str = "127.0.0.1",
     ):
         """Args: environment, variables besides those of ``Kind.SERVER``; importable, a package's folder: the server can import
-        that package, and nothing that stands beside it."""
+        that package, and nothing that stands beside it; host, the address that it listens at."""
         self.name = name
-        self.url = f"http://127.0.0.1:{port}"
+        self.address = f"{host}:{port}"
+        self.url = f"http://{self.address}"
         self.folder = tempfile.TemporaryDirectory(prefix="posttrain-server-")
         self.log = Path(self.folder.name) / "log.txt"
         environment = dict(environment)

@@ -93,7 +93,7 @@ def sampler_plan(
     lora: LoraConfig | None = None,
     span: NodeSpan | None = None,
 ) -> SamplerPlan:
-    path = _absolute(model.path)
+    path = absolute(model.path)
     alone = sends_adapter(rollout, lora)
     notes = []
     if lora is not None:
@@ -109,7 +109,7 @@ def sampler_plan(
         )
     return SamplerPlan(
         model_path=path,
-        tokenizer_path=_absolute(model.tokenizer_path or model.path),
+        tokenizer_path=absolute(model.tokenizer_path or model.path),
         trust_remote_code=model.trust_remote_code,
         config_overrides=overrides_for_servers(path, overrides_of(model), model.trust_remote_code),
         dtype=model.compute_dtype,
@@ -209,7 +209,7 @@ def _end_tokens(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code
     return frozenset(id for ids in found if ids is not None for id in (ids if isinstance(ids, list) else [ids]))
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     """A folder by its whole name, for a server that starts elsewhere; hub ids stay as they are."""
     folder = Path(expanded(path))
     return str(folder.resolve()) if folder.exists() else path

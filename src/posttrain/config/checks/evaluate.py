@@ -74,6 +74,10 @@ def unsupported(config: EvaluateConfig) -> list[Problem]:
         found.append(
             Problem(what, fix="use reward terms, or a server that serves the model: http", field="reward.model")
         )
+    if config.reward.served is not None:
+        what = "serving a model for functions that score responses of a file is planned"
+        fix = "serve it apart, and give the functions its address (options of the term)"
+        found.append(Problem(what, fix=fix, field="reward.served"))
     for name in config.reward.judges:
         what = "grading responses of a file by a judge of the run's own is planned"
         found.append(Problem(what, fix="serve the judge (posttrain serve), and use llm_judge", field=judge_field(name)))

@@ -41,6 +41,7 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
         )
     for name, judge in reward.judges.items():
         yield from _judge_problems(config, name, judge)
+    yield from _served_problems(config)
     for index, term in enumerate(reward.terms):
         if term.batched and term.path is None:
             yield Problem(
@@ -65,6 +66,15 @@ def reward_problems(config: RunConfig) -> Iterator[Problem]:
     for at, chosen in _filters(config).items():
         if chosen.strategy != "none":
             yield from _filter_problems(config, chosen, at)
+
+
+def _served_problems(config: RunConfig) -> Iterator[Problem]:
+    """Report a model that is served for functions that are not there."""
+    served = config.reward.served
+    if served is not None and not any(term.path and term.kind == "function" for term in config.reward.terms):
+        what = "the run serves a model for reward functions of yours, and no term has one"
+        fix = "name the file of a function (reward.terms: [{name: ..., path: ...}]), or leave reward.served out"
+        yield Problem(what, fix=fix, field="reward.served")
 
 
 def _judge_problems(config: RunConfig, name: str, judge: JudgeConfig) -> Iterator[Problem]:

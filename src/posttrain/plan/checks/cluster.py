@@ -10,11 +10,12 @@ from posttrain.config.checks.rollout import rollout_problems
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.roles import compares_vocabularies, runtime_of, shares_weights
 from posttrain.config.rollout import RolloutConfig
+from posttrain.config.served_model import REWARD_SERVER
 from posttrain.errors import Problem
 from posttrain.plan.checks.engines import unsupported_engines
 from posttrain.plan.placement import PlacementPlan
 from posttrain.plan.roles import place
-from posttrain.plan.sampler_copies import sync_problems, unsupported_copies
+from posttrain.plan.sampler_copies import copies_of, sync_problems, unsupported_copies
 from posttrain.registry import is_installed, missing_library
 
 
@@ -52,6 +53,7 @@ def unsupported_cluster(config: TrainingConfig) -> list[Problem]:
         return problems
     if isinstance(config, RunConfig):
         problems += _unsupported_samplers(config.rollout, plan)
+        problems += _unsupported_reward_server(plan)
     if (config.placement.ray_address or "").startswith("ray://"):
         what = "ray:// drives a cluster from outside, and a run is driven from one of its machines"
         fix = "start it there, as with ray job submit, and use placement.ray_address=auto"
@@ -60,6 +62,16 @@ def unsupported_cluster(config: TrainingConfig) -> list[Problem]:
         by = f"placement.runtime=ray, on {plan.devices} device{'s' * (plan.devices > 1)}"
         problems.append(replace(missing_library("ray", by), field="placement.devices"))
     return problems
+
+
+def _unsupported_reward_server(plan: PlacementPlan) -> Iterator[Problem]:
+    role = plan.role(REWARD_SERVER)
+    if role is not None and any(len(copy) > 1 for copy in copies_of(role)):
+        what = (
+            f"a copy of the model that reward functions ask has {role.devices_per_copy} devices on more than one node"
+        )
+        fix = f"use at most reward.served.tensor_parallel={plan.devices_per_node}"
+        yield Problem(what, fix=fix, field="reward.served.tensor_parallel")
 
 
 def _unsupported_samplers(rollout: RolloutConfig, plan: PlacementPlan) -> Iterator[Problem]:

@@ -19,6 +19,11 @@ def missing_libraries(config: RunConfig | SftConfig) -> Iterator[Problem]:
         if library and not is_installed(library):
             field = f"tracking.trackers.{index}"
             yield replace(missing_library(library, f"the tracker {name}"), field=field)
+    served = config.reward.served if isinstance(config, RunConfig) else None
+    if served is not None and "python" not in served.engine_options and not is_installed(served.engine):
+        what = f"{served.engine} is not installed in this Python"
+        fix = f"name one that has it (reward.served.engine_options.python); or pip install 'posttrain[{served.engine}]'"
+        yield Problem(what, fix=fix, field="reward.served.engine", library=served.engine)
     for index, module in enumerate(config.model.external_modules):
         try:
             module_file(module, asked=module)

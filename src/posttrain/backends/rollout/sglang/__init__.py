@@ -228,14 +228,22 @@ def start_sglang(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> Sglan
         )
         what = "sglang is not installed in this Python (needed by rollout.engine=sglang)"
         raise MissingDependency(Problem(what, fix=fix, field="rollout.engine"))
-    port = free_port()
-    words = arguments({**server_arguments(plan), "host": "127.0.0.1", "port": port}, off=None)
-    command = [str(python or sys.executable), "-m", "sglang.launch_server", *words]
-    server = LaunchedServer(command, port=port, name="SGLang's server", environment={})
+    server = start_server(plan, str(python or sys.executable))
     if plan.span is not None and plan.span.rank > 0:
         return Follower(server)
-    server.wait_until_ready("/health", float(plan.options.get("startup_timeout_s") or STARTUP_S))
     return SglangEngine(tokenizer, plan, replicas_of(plan, [server.url]), server)
+
+
+def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
+    """Start SGLang in a Python, as a server on this machine, and wait until it is ready; on a further machine of a copy that lies
+    on several, start its processes there. Raises: RunStopped when it does not start."""
+    port = free_port()
+    words = arguments({**server_arguments(plan), "host": plan.host, "port": port}, off=None)
+    command = [python, "-m", "sglang.launch_server", *words]
+    server = LaunchedServer(command, port=port, name="SGLang's server", environment={}, host=plan.host)
+    if plan.span is None or plan.span.rank == 0:
+        server.wait_until_ready("/health", float(plan.options.get("startup_timeout_s") or STARTUP_S))
+    return server
 
 
 def server_arguments(plan: SamplerPlan) -> dict[str, Any]:

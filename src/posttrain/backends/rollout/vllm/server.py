@@ -227,6 +227,7 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
         name="vLLM's server",
         environment=environment,
         importable=Path(posttrain.__file__).parent,  # for the worker extension
+        host=plan.host,
     )
     if follows:
         return server
@@ -236,7 +237,7 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
 
 def server_words(plan: SamplerPlan, port: int) -> list[str]:
     """Return the server's command line."""
-    settings = {**engine_arguments(plan), "host": "127.0.0.1", "port": port}
+    settings = {**engine_arguments(plan), "host": plan.host, "port": port}
     if plan.span is not None:  # since vLLM 0.11.1, without Ray
         settings |= {
             "distributed_executor_backend": "mp",

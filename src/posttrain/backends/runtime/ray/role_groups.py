@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from posttrain.config.roles import shares_weights
+from posttrain.config.served_model import REWARD_SERVER
 from posttrain.plan.placement import PlacementPlan, Rank
 
 
@@ -45,18 +46,22 @@ class RoleGroup:
 
 
 def groups_of(plan: PlacementPlan) -> list[RoleGroup]:
-    """The workers of a plan: those of the policy first; a sampler on other devices, or with a server's copy of the weights,
-    last."""
+    """The workers of a plan: those of the policy first; for each copy of a model that reward functions ask; a sampler on other
+    devices, or with a server's copy of the weights, last."""
     by_devices: dict[tuple[int, ...], list[str]] = {}
     policy, rollout = plan.role("policy"), plan.role("rollout")
     assert policy is not None
+    server = plan.role(REWARD_SERVER)
     apart = rollout is not None and (rollout.devices != policy.devices or not shares_weights(rollout.engine))
     for role in plan.roles:
-        if role is not rollout or not apart:
+        if role is not server and (role is not rollout or not apart):
             by_devices.setdefault(role.devices, []).append(role.role)
     ordered = sorted(by_devices, key=lambda devices: devices != policy.devices)
     ranks = {role.devices: role.ranks for role in plan.roles}
     groups = [RoleGroup(roles=tuple(by_devices[each]), ranks=ranks[each], together=True) for each in ordered]
+    if server is not None:
+        copies = RoleGroup(roles=(REWARD_SERVER,), ranks=server.ranks, together=False, share=server.devices_per_copy)
+        groups.append(copies)
     if apart and rollout is not None and rollout.ranks:
         share = rollout.devices_per_copy
         groups.append(RoleGroup(roles=("rollout",), ranks=rollout.ranks, together=False, share=share))

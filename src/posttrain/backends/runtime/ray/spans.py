@@ -14,9 +14,9 @@ from posttrain.plan.sampler_copies import sync_over_nodes
 
 def with_reaching_sync(config: TrainingConfig, plan: PlacementPlan) -> TrainingConfig:
     """The configuration with a weight sync that reaches all machines of a copy, where it leaves the choice open."""
-    if not isinstance(config, RunConfig) or not groups_of(plan)[-1].spans_nodes:
+    if not isinstance(config, RunConfig) or config.rollout.weight_sync != "auto":
         return config
-    if config.rollout.weight_sync != "auto":
+    if not any(group.spans_nodes for group in groups_of(plan) if "rollout" in group.roles):
         return config
     chosen = config.rollout.model_copy(update={"weight_sync": sync_over_nodes(config.rollout.engine)})
     return config.model_copy(update={"rollout": chosen})

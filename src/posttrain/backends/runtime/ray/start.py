@@ -41,6 +41,7 @@ from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.judge import judge_role
 from posttrain.config.roles import needs_ref_logprobs, teachers_of
+from posttrain.config.served_model import REWARD_SERVER
 from posttrain.errors import ConfigError
 from posttrain.interfaces.crew import Crew
 from posttrain.interfaces.roles import Learner, Roles, Tuned
@@ -189,9 +190,8 @@ class _Start:
 
     def _arrived(self, group: RoleGroup, ranks: Sequence[Rank], handles: Sequence[Any]) -> list[Member]:
         """Wait until launched processes run, and supervise them."""
-        members = []
-        # A copy on several machines is not started again
-        vital = group.together or group.spans_nodes
+        members = []  # of a group in which none is started again, all are vital
+        vital = group.together or group.spans_nodes or REWARD_SERVER in group.roles
         for rank, handle in zip(ranks, handles, strict=True):
             process = self.cluster.started(handle, group.worker(rank), self.config.placement.start_timeout_s)
             member = Member(name=group.worker(rank), handle=handle, process=process, vital=vital)
@@ -208,18 +208,17 @@ class _Start:
         """Reserve the devices of a shared copy on GPUs with idle workers: Ray gives a process those of one bundle."""
         machines = [ranks for first in group.leading for ranks in group.machines(first)]
         for first, *further in machines if self.cuda and group.share > 1 else ():
-            others = self._spawn(group, further)
-            found = self.watch.wait(
-                {member: self.cluster.call(member.handle, "devices") for member in others}, "finding devices", 60.0
-            )
-            self.held[group.worker(first)] = tuple(found.values())
+            self.held[group.worker(first)] = self._devices_of(self._spawn(group, further))
 
     def _visible(self, member: Member) -> str:
         """The devices of a copy that several share, its own first."""
         if not (others := self.held.get(member.name)):
             return ""
-        own = self.watch.wait({member: self.cluster.call(member.handle, "devices")}, "finding devices", 60.0)[member]
-        return ",".join((own, *others))
+        return ",".join((*self._devices_of([member]), *others))
+
+    def _devices_of(self, members: Sequence[Member]) -> tuple[str, ...]:
+        asked = {member: self.cluster.call(member.handle, "devices") for member in members}
+        return tuple(self.watch.wait(asked, "finding devices", 60.0).values())
 
     def _begin(self, group: RoleGroup, members: Sequence[Member]) -> dict[Member, Any]:
         """Promises that the models are loaded."""
@@ -331,6 +330,7 @@ class _Start:
             teachers=self._teachers(of),
             critic=RemoteCritic(of["critic"], "critic") if "critic" in of else None,
             process_reward=remote_process_reward(trainers) if config.reward.process else None,
+            reward_servers=tuple(of[REWARD_SERVER].each("served_at")) if REWARD_SERVER in of else (),
             reward_model=RemoteRewardModel(of["reward model"]) if "reward model" in of else None,
             judges={
                 name: RemoteRewardModel(of[judge_role(name)], judge_role(name), reads_references=True)

@@ -38,6 +38,7 @@ from posttrain.config.distillation import ROLE
 from posttrain.config.judge import judge_role
 from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import compares_vocabularies, learner_of, sends_adapter, shares_weights, teachers_of
+from posttrain.config.served_model import REWARD_SERVER
 from posttrain.interfaces.roles import ProcessRewardModel
 from posttrain.models.loading import DTYPES
 from posttrain.plan.engine import engine_plan
@@ -57,7 +58,8 @@ class StartedRoles:
     arriving: dict[str, Parameter] = field(default_factory=dict)  # the copy's weights that change
     sender: Sender | None = None  # in a worker with the policy
     taker: Taker | None = None  # in a worker with a sampler that has its own weights
-    server: Server | None = None  # beside the sampler
+    server: Server | None = None  # beside the sampler, or of a model that reward functions ask
+    served_at: str = ""  # HOST:PORT of the latter
     turns: Turns = field(default_factory=lambda: Turns({}))
     notes: list[str] = field(default_factory=list)
 
@@ -107,6 +109,8 @@ class Starter:
         for name, judge in config.reward.judges.items():
             if judge_role(name) in roles:
                 engines[judge_role(name)] = start_judge(config, name, judge, self.device)
+        if REWARD_SERVER in roles:
+            self._start_reward_server(config)
         if "rollout" in roles:
             self._start_rollout(config)
         self._choose_turns()
@@ -218,6 +222,16 @@ class Starter:
             return {}
         engines = self.started.engines
         return {role.removeprefix(ROLE): engines[role] for role in teachers_of(self.config) if role in engines}
+
+    def _start_reward_server(self, config: RunConfig) -> None:
+        """Start a copy of the model that reward functions ask. The driver must reach it from its own machine."""
+        from posttrain.backends.serving.reward_server import start_reward_server
+
+        assert config.reward.served is not None
+        host = self.assignment.node if config.placement.nodes > 1 else "127.0.0.1"
+        cuda = self.device.type == "cuda"
+        launched = start_reward_server(config, config.reward.served, cuda=cuda, host=host)
+        self.started.served_at, self.started.server = launched.address, Server(launched)
 
     def _start_rollout(self, config: RunConfig) -> None:
         """Start the sampler. It reads the policy's weights where this process has all of them, and otherwise a copy: a module

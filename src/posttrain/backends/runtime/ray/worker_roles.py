@@ -99,6 +99,10 @@ class WorkerRoles:
         assert self._started.taker is not None
         return self._started.taker
 
+    def served_at(self) -> str:
+        """Return the address of the server for reward functions that this worker has started, HOST:PORT."""
+        return self._started.served_at
+
     def notes(self) -> list[str]:
         """Return sentences for people: how roles are computed, where it is not the usual way."""
         return [role.note for role in self.roles.values() if getattr(role, "note", None)] + self._started.notes

@@ -9,11 +9,14 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import recipes
 from posttrain.dialects.verl.rules.look import MEGATRONS_SIZES, engine_options, get, kind_of_device, megatron_options
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
+from posttrain.dialects.verl.rules.reward_server import judge_section, pool_of
 from posttrain.dialects.verl.strategies import MEGATRON, MINDSPEED, OTHERS, SECTIONS, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 from posttrain.plan.engines.megatron.experts import EXPERTS_OVER, ONE_EXPERT_OVER
 
 # Parallel sizes here, and Megatron's names for them
+_DEVICES_PER_NODE = 8  # at most, where pools do not say more
+JUDGE = "reward.served"  # of the model that the user's reward function asks
 TEACHERS = "distillation"  # the section with the pool of all teachers
 
 
@@ -48,7 +51,7 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
     fields |= _sampler(keys, len(apart.get("rollout", range(devices))))
     return Layout(
         devices=devices,
-        reward_model_devices=len(apart.get("reward.model", range(devices))),
+        reward_model_devices=len(apart.get(JUDGE, apart.get("reward.model", range(devices)))),
         actor_copies=max(1, devices // actor_split[0]),
         critic_copies=max(1, devices // critic_split[0]),
         sequence_parallel=actor_split[1],
@@ -60,9 +63,12 @@ def layout(keys: Reader, *, has_critic: bool) -> tuple[Layout, dict[str, Any]]:
 def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bool) -> dict[str, range]:
     """Devices beside the trainer's, which come first; those of a pool are numbered on. Sets everybody's places when there are
     any, but for those of teachers. Returns the devices of the pools by our role."""
-    found: dict[str, int] = {}
-    model = "reward_model"
-    if get(keys, f"{model}.enable_resource_pool") and keys[f"{model}.enable"]:
+    found: dict[str, tuple[int, int]] = {}  # nodes, and devices of each
+    model, judge = "reward_model", judge_section(keys)
+    if judge is not None:
+        if pool_of(keys, judge) is not None:
+            found[JUDGE] = _pool(keys, judge)
+    elif get(keys, f"{model}.enable_resource_pool") and keys[f"{model}.enable"]:
         found["reward.model"] = _pool(keys, model)
     else:
         for name in ("nnodes", "n_gpus_per_node"):
@@ -81,28 +87,39 @@ def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bo
         fields[f"{role}.devices"] = list(range(devices))
     used = devices
     placed: dict[str, range] = {}
-    for role, size in found.items():
+    for role, (count, each) in found.items():
+        size = count * each
         placed[role] = range(used, used + size)
         if role != TEACHERS:
             fields[f"{role}.devices"] = list(placed[role])
         used += size
-    if keys[f"{model}.enable"] and "reward.model" not in found:
+    if judge is not None and JUDGE not in found:
+        fields[f"{JUDGE}.devices"] = list(range(devices))
+    if judge is None and keys[f"{model}.enable"] and "reward.model" not in found:
         fields["reward.model.devices"] = list(range(devices))
-    nodes = max(1, keys["trainer.nnodes"])
     fields["placement.devices"] = used
+    nodes = _nodes([(max(1, keys["trainer.nnodes"]), keys["trainer.n_gpus_per_node"]), *found.values()])
     fields["placement.nodes"] = next(count for count in range(nodes, used + 1) if used % count == 0)
     return placed
 
 
-def _pool(keys: Reader, section: str) -> int:
-    """The devices of a pool of its own."""
-    sizes = {name: get(keys, f"{section}.{name}") for name in ("nnodes", "n_gpus_per_node")}
+def _nodes(pools: list[tuple[int, int]]) -> int:
+    """The nodes of the trainer and of pools beside it, which share them where a node has room for all."""
+    together = sum(each for _, each in pools)
+    counts = [count for count, _ in pools]
+    largest = max(_DEVICES_PER_NODE, *(each for _, each in pools))
+    return counts[0] if together <= largest else sum(counts)
+
+
+def _pool(keys: Reader, section: str) -> tuple[int, int]:
+    """The nodes of a pool of its own, and the devices of each."""
+    sizes = {name: keys.section(section).get(name) for name in ("nnodes", "n_gpus_per_node")}
     for name, size in sizes.items():
         if not size or size < 1:
             key, other = (f"{section}.{each}" for each in (name, *(each for each in sizes if each != name)))
             what = f"{section} has devices of its own, and {key} is {'not given' if size is None else size}"
             keys.problem(what, key=key if keys.written(key) else other, fix=f"use {key}=1, or more")
-    return max(1, sizes["nnodes"] or 1) * max(1, sizes["n_gpus_per_node"] or 1)
+    return max(1, sizes["nnodes"] or 1), max(1, sizes["n_gpus_per_node"] or 1)
 
 
 def _check_strategies(keys: Reader, *, has_critic: bool) -> None:

@@ -15,6 +15,7 @@ from posttrain.dialects.verl.rules.look import engine_options, get
 from posttrain.dialects.verl.rules.managers import without_scores
 from posttrain.dialects.verl.rules.names import ROLLOUT
 from posttrain.dialects.verl.rules.prime import is_prime, process_reward
+from posttrain.dialects.verl.rules.reward_server import judge_model, judge_section, served_model
 from posttrain.dialects.verl.strategies import SHARDED
 from posttrain.errors import GUESS, ConfigError, nearest
 from posttrain.user_files import parse_file, source_file
@@ -47,6 +48,10 @@ def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, A
     if judge is not None:
         term = _term(keys) | ({"judge_tokenizer": judge} if judge else {})
         return {"reward.terms": [term]} | _overlong(keys) | _workers(keys), term["name"]
+    if (section := judge_section(keys)) is not None:
+        term = _term(keys) | {"judge_tokenizer": judge_model(keys, section)}
+        asked = served_model(keys, section, layout.reward_model_devices)
+        return {"reward.terms": [term]} | asked | _overlong(keys) | _workers(keys), term["name"]
     if keys[f"{_MODEL}.enable"] or served:
         keys.ignore(_FUNCTION, "the reward model's score takes the place of all others, as in verl")
         _reject_own_manager(keys)
