@@ -70,7 +70,7 @@ class TcpRelay:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes until one side has said all, and say so to the other."""
+    """Copy bytes until one side ends, and end the other."""
     while chunk := await reader.read(_CHUNK):
         writer.write(chunk)
         await writer.drain()

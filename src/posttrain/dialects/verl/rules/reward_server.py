@@ -50,7 +50,7 @@ def _rollout(keys: Reader, section: str) -> dict[str, Any]:
 
 
 def pool_of(keys: Reader, section: str) -> dict[str, Any] | None:
-    """Its own devices, as nnodes and n_gpus_per_node; None where it is on those of the trainer."""
+    """Return the section with its own devices, nnodes and n_gpus_per_node; None where it is on those of the trainer."""
     found = keys.section(section)
     return found if found.get("enable_resource_pool") else None
 
