@@ -22,7 +22,9 @@ from ray_runs import assert_same, config, metrics_of
 from test_async_runs import assert_each_group_is_trained_once, events
 
 from posttrain.backends.serving.launch import free_port
+from posttrain.build.generate import generate_run
 from posttrain.build.train import train_run
+from posttrain.config.generate import GenerateConfig
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -142,6 +144,46 @@ def test_a_server_on_two_nodes(
         assert said == {"nnodes": "2", "node-rank": str(rank), "tensor-parallel-size": "2"}
     assert leader["words"][leader["words"].index("--master-port") + 1] in follower["words"]
     assert len(leader["prompts"]) == 24
+
+
+@pytest.mark.parametrize("over", ["a copy on each device", "servers", "a server on both machines"])
+def test_a_generation_on_two_machines_writes_the_file_of_one(
+    over: str, address: str, tmp_path: Path, tiny_llama: Path, python: str, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(10)))
+
+    def made(name: str, rollout: dict[str, Any], **placement: Any) -> bytes:
+        sections = {
+            "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
+            "data": {"files": "p.jsonl"},
+            "output": {"file": name, "rows_per_part": 2},
+            "rollout": {"samples_per_prompt": 3, "max_response_tokens": 12, "max_concurrent_sequences": 8} | rollout,
+            "placement": {"device": "cpu", "cpu_threads": 1} | placement,
+        }
+        work: list[tuple[int, int]] = []
+        generate_run(
+            GenerateConfig.model_validate(sections),
+            overwrite=False,
+            on_plan=lambda rows, done, notes: None,
+            on_work=lambda rows, tokens: work.append((rows, tokens)),
+        )
+        assert sum(rows for rows, _ in work) == 10 and sum(tokens for _, tokens in work) > 100
+        return (tmp_path / name).read_bytes()
+
+    vllm = {"engine": "vllm", "engine_options": {"python": python}}
+    rollout = {} if over == "a copy on each device" else vllm
+    alone = made("alone.parquet", rollout)
+    split = rollout | ({"tensor_parallel": 4} if "both" in over else {"tensor_parallel": 2} if rollout else {})
+    on = {"devices": 4, "nodes": 2, "ray_address": address}
+    assert made("there.parquet", split, **on) == alone
+    started = 0 if not rollout else 3  # the one alone, and two processes on the machines
+    until = time.monotonic() + 30
+    while len(list(told.glob("*.json"))) < started and time.monotonic() < until:
+        time.sleep(0.1)
+    answers = answers_of(told)
+    assert len(answers) == started
+    assert sum("--headless" in each["words"] for each in answers) == ("both" in over)
 
 
 @pytest.fixture

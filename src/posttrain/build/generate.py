@@ -67,8 +67,11 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
             on_plan(len(rows.prompts), len(rows.prompts), [f"{out} is complete already; --overwrite makes it again"])
             return False
         parts.check()
-        copies = copies_of(config)
-        if copies > 1:
+        over_machines = config.placement.nodes > 1 and not config.rollout.endpoints
+        copies = 1 if over_machines else copies_of(config)
+        if over_machines:
+            where = f"{config.placement.devices} devices of {config.placement.nodes} machines"
+        elif copies > 1:
             where = f"{copies} copies of the sampler, a process each"
         else:
             engine, device = start_sampler(config, tokenizer)
@@ -79,7 +82,12 @@ def _generate(config: GenerateConfig, out: Path, *, overwrite: bool, on_plan: On
         sampling = sampling_params(config.rollout, config.rollout.max_response_tokens, config.run.seed)
         try:
             with StopSignal() as stop:
-                if copies > 1:
+                if over_machines:
+                    # Only a cluster needs Ray
+                    from posttrain.build.generation_machines import sample_on_machines
+
+                    sample_on_machines(config, parts, request, stop=stop, on_work=on_work)
+                elif copies > 1:
                     sample_on_copies(config, copies, parts, request, stop=stop, on_work=on_work)
                 else:
                     generate.run(engine, rows.prompts, sampling, parts, stop=stop, on_work=on_work)

@@ -53,10 +53,11 @@ def copies_of(config: GenerateConfig) -> int:
     if pick_device(config.placement.device).type == "cuda" and (there := torch.cuda.device_count()) < wanted:
         what = f"the generation has {wanted} devices, and this machine {there}"
         raise ConfigError(Problem(what, fix=f"use placement.devices={there}", field="placement.devices"))
-    return max(1, wanted // _devices_of_a_copy(config))
+    return max(1, wanted // devices_of_a_copy(config))
 
 
-def _devices_of_a_copy(config: GenerateConfig) -> int:
+def devices_of_a_copy(config: GenerateConfig) -> int:
+    """Return how many devices share a copy of the sampler."""
     return 1 if shares_weights(config.rollout.engine) else ranks_per_copy(config.rollout)
 
 
@@ -90,9 +91,9 @@ def sample_on_copies(
             running.discard(number)
             code = started[number].process.wait()
             if code and not stop.requested:
-                raise RunStopped(f"a copy of the sampler failed ({started[number].last_words(code)}); {_done(parts)}")
+                raise RunStopped(f"a copy of the sampler failed ({started[number].last_words(code)}); {done(parts)}")
     if stop.requested:
-        raise RunInterrupted(f"stopped by {stop.name}; {_done(parts)}; start it again to resume")
+        raise RunInterrupted(f"stopped by {stop.name}; {done(parts)}; start it again to resume")
 
 
 class _Copy:
@@ -153,7 +154,7 @@ class _Copy:
 
 def _share(config: GenerateConfig, number: int, copies: int) -> dict[str, str]:
     """Return the variables with which a copy sees its own devices and its share of the cores."""
-    size = _devices_of_a_copy(config)
+    size = devices_of_a_copy(config)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(each) for each in range(config.placement.devices)]
     threads = max(1, threads_of_a_process(config.placement.cpu_threads) // copies)
@@ -163,7 +164,8 @@ def _share(config: GenerateConfig, number: int, copies: int) -> dict[str, str]:
     }
 
 
-def _done(parts: Parts) -> str:
+def done(parts: Parts) -> str:
+    """Say how many parts are done, and where they are."""
     left = parts.missing()
     return f"{len(parts) - len(left)} of {len(parts)} parts are done and kept in {parts.folder}"
 

@@ -55,8 +55,24 @@ def test_copies_have_devices_of_their_own() -> None:
     assert check(config(placement=eight, rollout=two)) == []
     (uneven,) = check(config(placement=eight, rollout=two | {"tensor_parallel": 3}))
     assert uneven.what == "8 devices do not divide into copies of the sampler on 3 each"
-    (machines,) = unsupported(config(placement=eight | {"nodes": 2}))
-    assert machines.what == "a generation on 2 machines is planned; this version runs on the devices of one"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rollout", "said"),
+    [
+        (2, {}, ""),
+        (3, {}, "8 devices do not spread evenly over 3 machines"),
+        (2, {"engine": "vllm", "tensor_parallel": 8}, ""),
+        (4, {"engine": "sglang", "tensor_parallel": 4}, ""),
+        (2, {"engine": "http", "endpoints": ["http://a:1"]}, ""),
+        (2, {"engine": "http", "engine_options": {"server": "mine.py"}}, "http has no copies on several machines"),
+    ],
+)
+def test_devices_of_several_machines(nodes: int, rollout: dict[str, object], said: str) -> None:
+    pytest.importorskip("ray")
+    there = config(placement={"devices": 8, "nodes": nodes}, rollout=rollout)
+    assert [each.what for each in check(there)] == ([said] if said else [])
+    assert not [each for each in unsupported(there) if each.field.startswith("placement")]
 
 
 @pytest.mark.slow

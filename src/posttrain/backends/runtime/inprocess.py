@@ -29,7 +29,7 @@ from posttrain.config.placement import PlacementConfig
 from posttrain.config.roles import needs_ref_logprobs, shares_weights, uses_reference
 from posttrain.config.serve import ServeConfig
 from posttrain.interfaces.roles import Learner, Roles, Tuned
-from posttrain.interfaces.rollout_engine import RolloutEngine
+from posttrain.interfaces.rollout_engine import NodeSpan, RolloutEngine
 from posttrain.libraries.cores import threads_of_a_process
 from posttrain.models.cpu_products import choose_float32_products
 from posttrain.models.loading import DTYPES, load_causal_lm
@@ -126,9 +126,12 @@ def prepare_sampling_device(placement: PlacementConfig, model: ModelConfig) -> t
 
 
 def start_sampler(
-    config: GenerateConfig | ServeConfig | RunConfig, tokenizer: PreTrainedTokenizerBase
+    config: GenerateConfig | ServeConfig | RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    span: NodeSpan | None = None,
 ) -> tuple[RolloutEngine, torch.device]:
-    """A sampler with a model of its own, for a run that trains nothing."""
+    """A sampler with a model of its own, for a run that trains nothing. Args: ``span``, of a server over several machines."""
     device = prepare_sampling_device(config.placement, config.model)
 
     def load() -> PreTrainedModel:
@@ -148,5 +151,6 @@ def start_sampler(
         device=device,
         seed=0,  # of the server's own random numbers; every request has its seed
         max_prompt_tokens=config.context_tokens if isinstance(config, RunConfig) else config.data.max_prompt_tokens,
+        span=span,
     )
     return engine, device
