@@ -98,7 +98,7 @@ class _Machines:
         self._watch = Watch(self._cluster, Notices(), None)
 
     def start(self, request: Any) -> list[Member]:
-        """Start all workers. Returns: those that are asked for parts, one for each copy."""
+        """Start all workers. Returns: those that sample parts, one for each copy."""
         place, group = self._config.placement, self._group
         bundle = {"CPU": 1.0} | ({"GPU": 1.0} if self._cuda else {})
         self._reserved = self._cluster.reserve([[bundle] * self._per_node] * place.nodes, place.start_timeout_s)
