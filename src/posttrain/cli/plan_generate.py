@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from posttrain.cli.plan_plain import closing, document
 from posttrain.config.generate import GenerateConfig
+from posttrain.config.roles import shares_weights
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.errors import DataError, Problem, RequestError
 from posttrain.plan.files import check_chat_template, check_model_files, check_output_file
@@ -75,7 +76,18 @@ def plan_text(request: GenerateRequest) -> str:
         f"{sampling.max_response_tokens} tokens, seed {config.run.seed}",
         f"output     {config.output.file}, column {config.output.column}, saved every {config.output.rows_per_part} rows",
     ]
+    if config.placement.devices > 1 and not sampling.endpoints:
+        lines.insert(4, f"devices    {_devices(config)}")
     return "\n\n".join(["\n".join(lines), *closing(request.loaded)])
+
+
+def _devices(config: GenerateConfig) -> str:
+    place, sampling = config.placement, config.rollout
+    size = 1 if shares_weights(sampling.engine) else sampling.tensor_parallel
+    copies = place.devices // size
+    on = f"{place.devices} on {place.nodes} machines, in workers of Ray" if place.nodes > 1 else str(place.devices)
+    share = f" with {size} devices each" if size > 1 else ""
+    return f"{on}: {copies} cop{'y' if copies == 1 else 'ies'} of the sampler{share}"
 
 
 def plan_json(request: GenerateRequest) -> str:

@@ -57,14 +57,14 @@ class Verdict:
 def verdict(loaded: LoadedConfig[Any], devices: int | None = None) -> Verdict:
     """Judge a configuration without problems.
 
-    Args: ``devices`` of all roles together; None for entry points that run in one process.
+    Args: ``devices`` of all roles together; None for entry points without roles.
     """
     config = loaded.config
     sections = [getattr(config, name, None) for name in ("policy", "rollout")]
     engines = [section.engine for section in sections if section is not None]
     return Verdict(
         does=DOES[loaded.entry],
-        devices=devices or 1,
+        devices=devices or (config.placement.devices if loaded.entry == "generate" else 1),
         engines=tuple(dict.fromkeys(engine for engine in engines if engine != ONE_DEVICE)),
         needs=tuple(dict.fromkeys(problem.library for problem in loaded.unsupported if problem.library)),
         lacking=tuple(problem for problem in loaded.unsupported if not problem.library),
