@@ -214,7 +214,7 @@ def test_two_ranks_train_the_process_reward_model_as_one_process_does(
     split = split.model_copy(update={"reward": split.reward.model_copy(update={"process": changed})})
     assert check(split) == []
     found = train_run(split)
-    assert_same(found, alone, roles=("policy", "process_reward"))
+    assert_same(found, alone, roles=("policy", "process_reward"), weights_to=5e-6)
     mine, theirs = (load_file(each / "batches/step_2.safetensors") for each in (found, alone))
     name = "trained.sequences.process_rewards"
     assert theirs[name].abs().max() > 0.1
