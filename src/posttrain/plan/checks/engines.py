@@ -189,8 +189,8 @@ def engine_warnings(config: TrainingConfig) -> Iterator[str]:
         yield from engine_plan(engine).option_warnings(options, devices, role, config.model.compute_dtype)
     if isinstance(config, RunConfig) and config.reward.process is not None:
         own, devices = config.reward.process.engine_options, config.placement.devices
-        engine = engine_plan(config.policy.engine)
-        yield from engine.option_warnings(own, devices, PROCESS_REWARD, config.model.compute_dtype)
+        trained_by = engine_plan(config.policy.engine)
+        yield from trained_by.option_warnings(own, devices, PROCESS_REWARD, config.model.compute_dtype)
     for plan, learners in engines_of(config):
         yield from plan.warnings(config, learners)
 
