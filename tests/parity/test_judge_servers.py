@@ -64,7 +64,9 @@ def test_copies_of_a_judge_give_the_rewards_of_one(address: str, tmp_path: Path,
         each.mkdir()
     alone = train_run(judged(tmp_path, tiny_llama, "alone", told[0], {}))
     lines = metrics_of(alone)
-    assert any(line["reward/mean"] > 0 for line in lines) and not any(name.startswith("reward/invalid/") for name in lines[0])
+    assert any(line["reward/mean"] > 0 for line in lines) and not any(
+        name.startswith("reward/invalid/") for name in lines[0]
+    )
     [server] = ended(told[0], 1)
     assert len(server["prompts"]) == 16  # 2 steps of 2 x 4 responses
     words = server["words"]
