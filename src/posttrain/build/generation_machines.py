@@ -131,22 +131,27 @@ class _Machines:
         asked = {
             member: self._cluster.call(member.handle, "call", "sample", True, share) for member, share in shares.items()
         }
-        told = False
+        told, seen = False, (0, 0)
 
         def moved() -> bool:
-            nonlocal told
+            nonlocal told, seen
             if stop.requested and not told:
                 told = True
                 for member in asked:
                     self._cluster.call(member.handle, "give_up")
-            tokens = sum(member.take()[0] for member in asked)
-            rows = sum(member.take_sequences() for member in asked)
-            if tokens or rows:
+            rows, tokens = (
+                sum(member.take_sequences() for member in asked),
+                sum(member.take()[0] for member in asked),
+            )
+            if rows or tokens:
+                seen = seen[0] + rows, seen[1] + tokens
                 on_work(rows, tokens)
-            return bool(tokens or rows)
+            return bool(rows or tokens)
 
-        self._watch.wait(asked, "sampling", self._config.placement.call_timeout_s, moved=moved)
-        moved()
+        found = self._watch.wait(asked, "sampling", self._config.placement.call_timeout_s, moved=moved)
+        if all(found.values()):  # workers are polled now and then: the rest of what they have done
+            rows, tokens = (sum(counts) for counts in zip(*found.values(), strict=True))
+            on_work(rows - seen[0], tokens - seen[1])
 
     def close(self) -> None:
         self._watch.close()
@@ -226,11 +231,13 @@ class GenerationCopy:
     def failed(self) -> None:
         """No-op: the driver reports what has failed."""
 
-    def sample(self, parts: list[int]) -> None:
-        """Sample and write these parts. Raises: GivenUp where the driver has given up; RunStopped."""
-        rollout = self._config.rollout
+    def sample(self, parts: list[int]) -> tuple[int, int]:
+        """Sample and write these parts. Returns: rows and tokens. Raises: GivenUp where the driver has given up; RunStopped."""
+        rollout, done = self._config.rollout, (0, 0)
 
         def on_work(rows: int, tokens: int) -> None:
+            nonlocal done
+            done = done[0] + rows, done[1] + tokens
             self._outbox.add_sequences(rows)
             self._outbox.add_tokens(tokens)
 
@@ -238,3 +245,4 @@ class GenerationCopy:
         # The driver hears signals, and gives up
         quiet = StopSignal()
         generate.run(self._engine, self._prompts, sampling, self._parts, stop=quiet, on_work=on_work, only=parts)
+        return done
