@@ -113,6 +113,8 @@ def lora_text(lora: LoraConfig) -> str:
 
 
 def files_text(files: list[str]) -> str:
+    if not files:
+        return "no file"
     return files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} first"
 
 

@@ -7,6 +7,7 @@ items are mappings with ``input_ids`` and ``loss_mask``, one row each, and optio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,8 +18,8 @@ from posttrain.config.sft import SftDataConfig, TextDataConfig
 from posttrain.data.assistant_tokens import Tokens
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.sft import FIELDS, TextSet, What, cut_texts
-from posttrain.errors import DataError, Problem, did_you_mean
-from posttrain.user_files import run_file
+from posttrain.errors import ConfigError, DataError, Problem, did_you_mean
+from posttrain.user_files import PACKAGE, import_path, run_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,10 +69,13 @@ class BadItem(Exception):
 
 def make_dataset(files: Sequence[str], data: TextDataConfig, tokenizer: PreTrainedTokenizerBase, what: What) -> Any:
     """Construct the class. Raises: DataError."""
-    file, name = Path(data.dataset_class_file or ""), data.dataset_class_name
+    file, name = data.dataset_class_file or "", data.dataset_class_name
     field = "data.dataset_class_file"
     try:
-        module = run_file(f"posttrain_own_dataset_{file.stem}", file)
+        is_module = file.startswith(PACKAGE)
+        module = import_path(file) if is_module else run_file(f"posttrain_own_dataset_{Path(file).stem}", Path(file))
+    except ConfigError as error:
+        raise DataError([replace(each, field=field) for each in error.problems]) from error
     except Exception as error:  # the user's code
         raise DataError(Problem(f"importing {file} failed: {type(error).__name__}: {error}", field=field)) from error
     made = getattr(module, name or "", None)

@@ -27,7 +27,8 @@ from posttrain.data.cells import (
 from posttrain.data.columns import root
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.record_files import Record, described, first_record, read_records
-from posttrain.errors import DataError, Problem
+from posttrain.errors import ConfigError, DataError, Problem
+from posttrain.user_files import source_file
 
 MESSAGES = "messages"
 IMAGES = ("images", "image")  # columns of vision datasets, which only RL supports here
@@ -112,10 +113,14 @@ def is_tokenized(data: SftDataConfig, field: str) -> bool:
 
 
 def own_class_file_problems(data: TextDataConfig) -> list[Problem]:
-    """Return the problem of a dataset class whose file is not there."""
-    if data.dataset_class_file is None or Path(data.dataset_class_file).is_file():
+    """Return the problem of a dataset class whose file, or module (pkg://package.module), is not there."""
+    if data.dataset_class_file is None:
         return []
-    return [Problem(f"there is no file {data.dataset_class_file}", field="data.dataset_class_file")]
+    try:
+        source_file(data.dataset_class_file, holds="your dataset class")
+    except ConfigError as error:
+        return [dataclasses.replace(each, field="data.dataset_class_file") for each in error.problems]
+    return []
 
 
 def choose_columns(record: Record, data: SftDataConfig, place: str, *, tokenized: bool = False) -> SftColumns:

@@ -107,7 +107,8 @@ def test_held_out_sets_have_names() -> None:
         (("sampler=custom",), "draws rows by a class of your own"),
         (("placement.num_nodes=0",), "placement.num_nodes must be at least 1, not 0"),
         (("optimizer_config.scheduler=cosin",), "did you mean cosine"),
-        (("dummy_run_full_ctx=true",), "a run on made-up rows is no run"),
+        (("dummy_run_full_ctx=true", "max_length=null"), "dummy_run_full_ctx needs max_length"),
+        (("dummy_run_full_ctx=true", "dummy_run_max_steps=0"), "dummy_run_max_steps must be at least 1, not 0"),
         (("max_lenght=3",), "did you mean max_length"),
         (("logger=wandbb",), "did you mean wandb"),
     ],
@@ -115,6 +116,28 @@ def test_held_out_sets_have_names() -> None:
 def test_what_cannot_be_is_named(overrides: tuple[str, ...], words: str) -> None:
     problems = said(*overrides)
     assert any(words in problem for problem in problems), problems
+
+
+def test_a_trial_makes_its_texts_up_and_keeps_nothing() -> None:
+    """As SkyRL's: batch_size texts of max_length tokens, dummy_run_max_steps steps, no data, no validation, no checkpoint."""
+    given = (
+        "batch_size=4",
+        "max_length=64",
+        "ckpt_interval=5",
+        "resume_from=latest",
+        "eval_interval=2",
+        "num_steps=10",
+    )
+    files = ("train_datasets=[a.parquet,b.parquet]", "eval_datasets=[c.parquet]")
+    loaded = read("strategy=fsdp", *given, *files, "dummy_run_full_ctx=true", "dummy_run_max_steps=3")
+    config = loaded.config
+    assert loaded.problems == ()
+    assert (config.data.train_files, config.data.validation_files, config.data.train_sources) == ([], [], [])
+    assert config.data.dataset_class_options == {"rows": 4, "tokens": 64}
+    assert (config.run.total_steps, config.run.resume, config.checkpoint.every_steps) == (3, "never", None)
+    assert not config.checkpoint.at_end
+    assert {"train_datasets", "eval_datasets", "num_steps"} <= {each.key for each in loaded.ignored}
+    assert read("strategy=fsdp", "dummy_run_max_steps=3").config.data.dataset_class_file is None
 
 
 def test_checkpoints_and_exports() -> None:

@@ -94,7 +94,7 @@ def _names(config: SftConfig) -> Iterator[Problem]:
 
 
 def _data_problems(data: TextDataConfig) -> Iterator[Problem]:
-    if not data.train_files:
+    if not data.train_files and data.dataset_class_file is None:  # a class may need none
         yield Problem("there is no training file", fix="write data.train_files: [FILE, ...]", field="data.train_files")
     if data.messages_column is not None:
         for name in ("prompt_column", "response_column"):

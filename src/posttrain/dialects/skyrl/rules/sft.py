@@ -23,6 +23,11 @@ _SIZES = {
     "pipeline_model_parallel_size": "policy.pipeline_parallel",
     "context_parallel_size": "policy.sequence_parallel",
 }
+_OF_DATA = (
+    "train_datasets", "train_dataset_splits", "train_dataset_weights", "dataset_name", "dataset_split",
+    "pretokenized_dataset_paths", "eval_datasets", "eval_dataset_splits", "eval_dataset_name", "eval_dataset_split",
+    "eval_pretokenized_dataset_paths", "eval_interval", "eval_before_train", "num_steps", "num_epochs", "resume_from",
+)  # fmt: skip
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
 
 
@@ -32,7 +37,42 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     fields |= optimizer(keys, "optimizer_config", "policy") | lora(keys, "model.lora", "policy")
     fields |= schedule(keys, "optimizer_config", "policy", keys["optimizer_config.num_warmup_steps"])
     fields |= _micro_batches(keys) | _records(keys)
-    return fields | tracked(keys, "logger")
+    return fields | tracked(keys, "logger") | _trial(keys)
+
+
+def _trial(keys: Reader) -> dict[str, Any]:
+    """Return the fields of a run on made-up texts of full length, which reads no data and keeps nothing; none for another."""
+    if not keys["dummy_run_full_ctx"]:
+        keys.ignore("dummy_run_max_steps", "read with dummy_run_full_ctx only")
+        return {}
+    longest = keys["max_length"]
+    if longest is None:
+        keys.problem(
+            "dummy_run_full_ctx needs max_length, which is null", key="dummy_run_full_ctx", fix="use max_length=4096"
+        )
+    for key in _OF_DATA:
+        keys.ignore(key, "dummy_run_full_ctx makes its texts up")
+    keys.warn(
+        f"dummy_run_full_ctx trains {keys['dummy_run_max_steps']} steps on made-up texts: a trial of memory and speed"
+    )
+    return {
+        "data.train_files": [],
+        "data.validation_files": [],
+        "data.train_sources": [],
+        "data.validation_sources": [],
+        "data.source_weights": {},
+        "data.train_tokenized": False,
+        "data.validation_tokenized": False,
+        "data.dataset_class_file": "pkg://posttrain.data.full_length",
+        "data.dataset_class_name": "FullLengthTexts",
+        "data.dataset_class_options": {"rows": keys["batch_size"], "tokens": longest or UNCUT},
+        "run.total_steps": _at_least_one(keys, "dummy_run_max_steps"),
+        "run.resume": "never",
+        "validation.every_steps": None,
+        "checkpoint.every_steps": None,
+        "checkpoint.at_end": False,
+        "checkpoint.export_every_steps": None,
+    }
 
 
 def _placement(keys: Reader) -> dict[str, Any]:
