@@ -48,6 +48,22 @@ def test_seconds_by_part(words: list[str]) -> None:
     assert found["weight_sync"]["links"][0]["what"] == "gather"
 
 
+def test_a_quicker_way_for_new_weights_is_named(words: list[str]) -> None:
+    """Samplers on seven other nodes fetch all weights from one of them, which a broadcast spreads."""
+    apart = ["placement.devices=64", "placement.nodes=8", f"policy.devices={list(range(8))}"]
+    apart += [f"rollout.devices={list(range(8, 64))}", "rollout.engine=vllm", "--on", "8x8xH100"]
+    told = "a broadcast would take"
+    text = printed(*words, *apart)
+    seconds = text.split(told)[1].split(":")[0].strip()
+    assert "rollout.weight_sync=collective" in text.split(told)[1]
+    by_broadcast = printed(*words, *apart, "rollout.weight_sync=collective")
+    assert f"New weights for the sampler in {seconds}, by link" in by_broadcast and told not in by_broadcast
+    beside = ["policy.devices=[0,1,2,3]", "rollout.devices=[4,5,6,7]", "rollout.engine=vllm", "--on", "8xH100"]
+    assert told in printed(*words, *beside)
+    # 15 ms are nothing beside a longer step
+    assert told not in printed(*words, *beside, "rollout.max_response_tokens=4096")
+
+
 def test_proposals_are_settings_to_add(words: list[str]) -> None:
     found = json.loads(printed(*words, "--on", "8xH100", "--propose", "--json"))
     first = found["proposals"][0]

@@ -82,6 +82,18 @@ def weight_sync_time(
     return WeightSyncTime(links=(*gathers, *sends), seconds=seconds + waits)
 
 
+def broadcast_time(
+    config: RunConfig, plan: PlacementPlan, shape: ModelShape, machine: MachineConfig
+) -> WeightSyncTime | None:
+    """Compute the links of a broadcast instead of shared memory; None where weights go another way, or it would be no way."""
+    rollout = config.rollout
+    by_memory = rollout.weight_sync in ("auto", "shared_memory")
+    if not by_memory or rollout.engine in ("sglang", "http") or config.policy.lora:
+        return None
+    other = rollout.model_copy(update={"weight_sync": "collective"})
+    return weight_sync_time(config.model_copy(update={"rollout": other}), plan, shape, machine)
+
+
 def _link(machine: MachineConfig, what: str, count: int, size: int, gb_s: float) -> Link:
     return Link(what=what, count=count, bytes=size, seconds=size / (gb_s * GIGA * machine.attained.links))
 
