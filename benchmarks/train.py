@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import torch
 from common import median, print_table
@@ -46,6 +47,11 @@ COMPARISONS: dict[str, tuple[str, Way, dict[str, Way]]] = {
     ),
     "layers": ("ragged", {}, {"as transformers has them": {"plain_layers": True}, "in fewer operations": {}}),
     "kernels": ("ragged", {}, {"without kernels": {"without_kernels": True}, "compiled kernels": {}}),
+    "equal": (
+        "groups",
+        {"equal": 4},
+        {"a backward pass for all rows": {"every_backward": True}, "none for equal rewards": {}},
+    ),
     "lora": ("ragged", {}, {"all weights": {}, "LoRA of rank 16": {"lora": 16}}),
     "compile": ("ragged", {}, {"as it is": {}, "compiled": {"compile_layers": True}}),
 }
@@ -138,6 +144,8 @@ def serve(way: Way) -> None:
     engine, model = make_engine(way)
     vocabulary = model.config.vocab_size
     batch = ragged_batch(way["sequences"], vocabulary) if way["batch"] == "ragged" else groups_batch(vocabulary)
+    if equal := way.get("equal"):  # the first groups have equal rewards
+        batch = replace(batch, advantages=batch.advantages * (batch.sequences.group_index >= equal)[:, None])
     for weight in engine._masters.parameters.values():  # gradients and averages are there from the start
         weight.grad = torch.zeros_like(weight)
     engine.optimizer_step()

@@ -12,6 +12,7 @@ from common import random_batch
 from torch.nn.functional import linear
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.policy import OptimizerConfig
@@ -37,7 +38,7 @@ PPO_CLIP = LossPlan(
 def make_engine(way: Way) -> tuple[Any, PreTrainedModel]:
     """The local engine and its model, one way: path, micro, and any of dtype, master_dtype, device, lora, max_tokens,
     whole_logits, padded, share_prompts, gradient_checkpointing, compile_layers, plain_layers (as transformers has them),
-    without_kernels (of the update)."""
+    without_kernels (of the update), every_backward (also where gradients are 0)."""
     allow_kernels(not way.get("without_kernels"))
     device = torch.device(way.get("device", "cpu"))
     if device.type == "cpu":
@@ -53,6 +54,9 @@ def make_engine(way: Way) -> tuple[Any, PreTrainedModel]:
         for name in ("padded", "share_prompts", "gradient_checkpointing", "compile_layers")
         if name in way
     }
+    if way.get("every_backward"):
+        how["sharding"] = Sharding()
+        how["sharding"].skips_backward = False
     engine = TRAIN_ENGINES.get("local")(
         model,
         load_tokenizer(ModelConfig(path=way["path"])),

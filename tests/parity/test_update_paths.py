@@ -293,6 +293,8 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
         if ranks == 2:
             together = FsdpSharding("cpu", param_dtype=torch.float32, sequence=2)
             torch.save(full_kl_updates(folder, FsdpTrainEngine, sharding=together), out / f"full-{rank}.pt")
+            apart = FsdpSharding("cpu", param_dtype=torch.float32)
+            torch.save(updates_without_some(folder, FsdpTrainEngine, sharding=apart), out / f"some-{rank}.pt")
             for name, way in MOVING.items():
                 if all(find_spec(library) for library in needs(way)):
                     torch.save(moved_reference(folder, out / f"moving {name}", way), out / f"moved {name}-{rank}.pt")
@@ -436,6 +438,30 @@ def full_kl_updates(folder: Path, kind: type[PolicyModel], **how: Any) -> tuple[
     return losses, norms
 
 
+def updates_without_some(
+    folder: Path, kind: type[PolicyModel], **how: Any
+) -> tuple[list[float], list[float], list[int]]:
+    """Losses, gradient norms and backward passes of three updates by advantages alone: those of two of four groups are 0, then
+    those of all groups, then those of one."""
+    engine = make_engine(folder, kind, micro=3, **how)
+    backward, passes = engine._masters.backward, []
+
+    def noted(loss: Tensor) -> None:
+        passes[-1] += 1
+        backward(loss)
+
+    engine._masters.backward = noted  # type: ignore[method-assign]
+    losses, norms = [], []
+    for seed, still in enumerate(([1, 3], [0, 1, 2, 3], [2])):
+        batch = make_batch(seed)
+        moves = ~torch.isin(batch.sequences.group_index, torch.tensor(still))
+        batch = replace(batch, advantages=batch.advantages * moves[:, None])
+        passes.append(0)
+        losses.append(engine.forward_backward(batch, replace(PLAN, entropy_coef=0.0, kl_coef=0.0), batch.counts()).loss)
+        norms.append(engine.optimizer_step().grad_norm)
+    return losses, norms, passes
+
+
 @pytest.fixture(scope="module")
 def shared_out(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """The folder with what so many processes have done; they are started once."""
@@ -510,6 +536,19 @@ def test_a_critic_shared_out(tiny_qwen: Path, shared_out: Callable[[int], Path],
         found = torch.load(shared_out(ranks) / f"values-{rank}.pt")
         assert found[0] == pytest.approx(losses, rel=1e-5) and found[1] == pytest.approx(norms, rel=1e-5)
         assert (found[2] - values).norm() < 1e-5 * values.norm()
+
+
+@pytest.mark.slow
+def test_rows_that_move_nothing_are_left_out_by_all_processes(
+    tiny_qwen: Path, shared_out: Callable[[int], Path]
+) -> None:
+    """Of micro-batches of three rows: two, one and three have a gradient, or the one pass that gives gradients of 0."""
+    losses, norms, passes = updates_without_some(tiny_qwen, LocalTrainEngine)
+    assert passes == [2, 1, 3]
+    for rank in range(2):
+        found = torch.load(shared_out(2) / f"some-{rank}.pt")
+        assert found[0] == pytest.approx(losses, rel=1e-5, abs=1e-9) and found[1] == pytest.approx(norms, rel=1e-5)
+        assert found[2] == [1, 1, 2]  # each has half of them
 
 
 @pytest.mark.slow

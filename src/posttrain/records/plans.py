@@ -80,6 +80,12 @@ class LossPlan:
     correction: RolloutCorrectionPlan | None = None  # where its weights are computed in the update; None: once per step
     distillation: DistillationPlan | None = None  # None: no divergence from teachers is in the loss
 
+    @property
+    def from_advantages_alone(self) -> bool:
+        """Return True without terms that move the policy where advantages are 0, as far as the policy loss itself does not."""
+        others = self.sft_coef, self.entropy_coef, self.kl_coef, self.router_balance_coef, self.distillation
+        return not any(others)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencePlan:

@@ -167,6 +167,17 @@ def row_counts(mask: Tensor) -> Tensor:
     return mask.sum(dim=1)
 
 
+def zero_rows(tensor: Tensor) -> Tensor:
+    """The rows that hold nothing but 0, as far as that is known without reading stored values: False where it is not.
+
+    Args: tensor [B, T]. Returns: [B] bool."""
+    if isinstance(tensor, SpanTensor):
+        return torch.from_numpy((tensor.of_rows == 0) | (tensor.spans.counts == 0))
+    if isinstance(tensor, UnreadTensor):
+        return torch.zeros(len(tensor), dtype=torch.bool)
+    return ~(tensor != 0).any(dim=1)
+
+
 def first_places(mask: Tensor) -> Tensor:
     """The first column that is True in each row, 0 where none is. Args: mask [B, T] bool. Returns: [B] int64."""
     if isinstance(mask, SpanTensor):

@@ -87,6 +87,7 @@ class MicroBatch:
     loss: Tensor  # [], its part of the mini-batch's loss, carrying gradient
     sums: Mapping[str, float]  # metric name -> sum over loss tokens
     values: Tensor  # [b, T], detached, to be joined (the policy's log-probs)
+    flat: bool = False  # its gradient is known to be 0, without a backward pass
 
 
 class OptimizedModel:
@@ -155,19 +156,20 @@ class OptimizedModel:
         return self._count.made
 
     def accumulate(
-        self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
+        self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch], still: Tensor | None = None
     ) -> tuple[float, dict[str, float], Tensor]:
         """Add the gradient of every micro-batch's loss to the accumulated gradients. Returns: the loss, sums by name, and the
         micro-batches' values as [B, T].
 
-        A micro-batch that exceeds the memory is cut in two and all of them are repeated: an interrupted backward pass has added a
-        part of its gradient, which cannot be removed.
+        A micro-batch that is flat on all processes needs no backward pass. Rows that are expected to be, [B] bool, get
+        micro-batches of their own. A micro-batch that exceeds the memory is cut in two and all of them are repeated: an
+        interrupted backward pass has added a part of its gradient, which cannot be removed.
 
         Raises: RunStopped when a single sequence does not fit.
         """
         held = self._masters.hold_gradients
         while True:
-            done, too_large = self._pass_over(batch, learn)
+            done, too_large = self._pass_over(batch, learn, still)
             if done is not None:
                 self._passes += 1
                 return done
@@ -178,23 +180,27 @@ class OptimizedModel:
             self.cutter.shrink(batch.sequences, too_large)
 
     def _pass_over(
-        self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch]
+        self, batch: TrainBatch, learn: Callable[[TrainBatch], MicroBatch], still: Tensor | None
     ) -> tuple[tuple[float, dict[str, float], Tensor] | None, list[int]]:
         """Try once. Returns: the result and no rows, or None and the rows that exceeded the memory."""
         total, sums = 0.0, Counter[str]()
         values: list[Tensor] = []
         order: list[int] = []
-        whole = self.cutter.cut(batch.sequences)
-        loads = [self.cutter.tokens(batch.sequences, rows) for rows in whole]
+        skips = self._sharding.skips_backward
+        held = self._masters.hold_gradients
+        parts = self._parts(batch, still if skips else None)
         with self._learning():
-            for rows in self._sharding.deal(whole, loads):
+            for place, rows in enumerate(parts, start=1):
                 micro = batch.rows(rows or list(range(self.cutter.rows_together)))
                 if not rows:
                     micro = replace(micro, loss_mask=torch.zeros_like(micro.loss_mask))
                 try:
                     with offloaded_activations(self._offload_activations):
                         found = learn(micro)
-                    self._masters.backward(found.loss * self._loss_scale.value if self._loss_scale else found.loss)
+                    # The last one runs where none did: an update needs gradients, also those of 0
+                    if not skips or (place == len(parts) and not held) or self._sharding.most(int(not found.flat)):
+                        held = True
+                        self._masters.backward(found.loss * self._loss_scale.value if self._loss_scale else found.loss)
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
@@ -207,6 +213,17 @@ class OptimizedModel:
         joined = self._sharding.joined(torch.cat(values or [batch.advantages[:0]]), order, len(batch))
         everyone = self._sharding.total({**sums, "": total})
         return (everyone.pop(""), everyone, joined), []
+
+    def _parts(self, batch: TrainBatch, still: Tensor | None) -> list[list[int]]:
+        """Return the rows of this process's micro-batches, those without still rows first."""
+        kinds = [(~still).nonzero(), still.nonzero()] if still is not None else [torch.arange(len(batch))]
+        dealt: list[list[int]] = []
+        for kind in (kind.flatten().tolist() for kind in kinds if len(kind)):
+            sequences = batch.sequences.rows(kind)
+            cut = self.cutter.cut(sequences)
+            loads = [self.cutter.tokens(sequences, rows) for rows in cut]
+            dealt += [[kind[row] for row in rows] for rows in self._sharding.deal(cut, loads)]
+        return dealt
 
     @contextmanager
     def _learning(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from posttrain.errors import ModelError, Problem
 from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan
-from posttrain.records.span_tensors import row_counts
+from posttrain.records.span_tensors import row_counts, zero_rows
 from posttrain.records.statistics import ForwardBackwardStats
 
 
@@ -183,10 +183,14 @@ class PolicyModel(OptimizedModel):
                 part = balance(self.device)
                 micro_loss = micro_loss + loss.router_balance_coef * part.cpu()
                 sums["policy/router_balance"] = float(part.detach()) * counts.tokens
-            return MicroBatch(loss=micro_loss, sums=sums, values=logprobs.detach())
+            flat = not balance and is_flat(micro_loss, logprobs, entropies, full_kl, divergence)
+            return MicroBatch(loss=micro_loss, sums=sums, values=logprobs.detach(), flat=flat)
 
+        still = None
+        if loss.from_advantages_alone:
+            still = zero_rows(batch.advantages) | (row_counts(batch.loss_mask) == 0)
         try:
-            total, sums, policy_logprobs = self.accumulate(batch, learn)
+            total, sums, policy_logprobs = self.accumulate(batch, learn, still)
         finally:
             if self._routers:
                 self._routers.clear()
@@ -237,6 +241,14 @@ class PolicyModel(OptimizedModel):
         places = {f"{layer} {expert}": float(n) for layer, row in enumerate(counts) for expert, n in enumerate(row)}
         total = self._sharding.total(places)
         return torch.tensor([total[name] for name in places], dtype=torch.float64).view_as(counts)
+
+
+def is_flat(loss: Tensor, *values: Tensor | None) -> bool:
+    """True when the loss does not change with any of the values, from which alone it is computed: what lies behind them then has
+    a gradient of 0."""
+    moving = [each for each in values if each is not None and each.requires_grad]
+    gradients = torch.autograd.grad(loss, moving, retain_graph=True, allow_unused=True)
+    return not any(each is not None and bool(each.any()) for each in gradients)
 
 
 def _check_same_vocabulary(policy: PreTrainedModel, reference: PreTrainedModel) -> None:

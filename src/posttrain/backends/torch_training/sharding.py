@@ -47,6 +47,7 @@ class Sharding:
     sequence = 1  # processes that share a sequence
     offload_optimizer = False  # keep its averages in CPU memory between updates
     starts_on_cpu = False  # load on the CPU and shard from there, so that a device never holds the whole model
+    skips_backward = True  # a forward pass need not be followed by a backward pass
     splits_when_out_of_memory = True  # False for processes in lockstep, none of which may deviate
 
     def beside(self, options: Mapping[str, Any], role: str) -> Sharding:

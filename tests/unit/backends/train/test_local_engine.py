@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from batches import sequence_batch, train_batch
 from posttrain.backends.torch_training.scoring import LogprobScorer
+from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
 from posttrain.errors import ModelError
@@ -187,6 +188,61 @@ def test_loss_gradient_and_order_of_results_do_not_depend_on_the_split(tiny_llam
     mine, theirs = gradients_of(other), gradients_of(one)
     for name, gradient in theirs.items():
         assert (mine[name] - gradient).norm() < 2e-6 * gradient.norm(), name
+
+
+class AlwaysBackward(Sharding):
+    skips_backward = False
+
+
+def backward_passes(engine: LocalTrainEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by one with every backward pass."""
+    backward, seen = engine._masters.backward, []
+
+    def noted(loss: Tensor) -> None:
+        seen.append(len(seen))
+        backward(loss)
+
+    monkeypatch.setattr(engine._masters, "backward", noted)
+    return seen
+
+
+def with_advantages(batch: TrainBatch, *numbers: float) -> TrainBatch:
+    return replace(batch, advantages=torch.tensor(numbers)[:, None] * batch.sequences.response_mask)
+
+
+@pytest.mark.parametrize(
+    "numbers, terms, passes",
+    [
+        # Two rows learn, four do not: 1 and 2 micro-batches of two rows, and only the first needs a gradient
+        ((1.0, 0.0, -1.0, 0.0, 0.0, 0.0), {}, 1),
+        # Nothing moves the policy. One pass gives the gradients of 0 that an update's weight decay needs
+        ((0.0,) * 6, {}, 1),
+        # Zeros are no reason where another term moves the policy
+        ((1.0, 0.0, -1.0, 0.0, 0.0, 0.0), {"entropy_coef": 0.01}, 3),
+        ((0.0,) * 6, {"kl_coef": 0.1}, 3),
+        # A loss that does move where advantages are 0, which its gradient tells
+        ((1.0, 0.0, -1.0, 0.0, 0.0, 0.0), {"name": "dro", "parameters": {"dro_beta": 0.1}}, 3),
+    ],
+)
+def test_rows_that_move_nothing_need_no_backward_pass(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, numbers: Any, terms: dict[str, Any], passes: int
+) -> None:
+    outcomes = []
+    for how in ({}, {"sharding": AlwaysBackward()}):
+        engine = make_engine(tiny_llama, micro=2, optimizer={"weight_decay": 0.1}, **how)
+        train_once(engine)  # moments that are not 0
+        batch = with_advantages(make_batch(), *numbers)
+        old = engine.logprobs(batch.sequences, 1.0) - 0.1 * batch.sequences.response_mask
+        batch = replace(batch, logprobs=replace(batch.logprobs, old=old, ref=old))
+        made = backward_passes(engine, monkeypatch)
+        stats, step = train_once(engine, batch, **terms)
+        outcomes.append((stats.loss, stats.sums, step.grad_norm, weights_of(engine), len(made)))
+    (loss, sums, norm, weights, made), (every_loss, every_sums, every_norm, every_weight, every_made) = outcomes
+    assert made == passes and every_made == 3
+    assert loss == pytest.approx(every_loss, rel=1e-5, abs=1e-9) and norm == pytest.approx(every_norm, rel=1e-5)
+    assert sums == pytest.approx(every_sums, rel=1e-5, abs=1e-7)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, every_weight[name], rtol=1e-5, atol=1e-6)
 
 
 def test_entropies_are_those_of_the_tokens_distributions(tiny_llama: Path) -> None:

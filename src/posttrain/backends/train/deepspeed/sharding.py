@@ -30,6 +30,8 @@ class DeepspeedSharding(RanksSharding):
     torch.distributed must be initialised, with a CPU backend as well where shards are offloaded.
     """
 
+    skips_backward = False  # its hooks count passes in both directions
+
     def __init__(
         self,
         device_type: str,
