@@ -247,8 +247,8 @@ def is_flat(loss: Tensor, *values: Tensor | None) -> bool:
     """True when the loss does not change with any of the values, from which alone it is computed: what lies behind them then has
     a gradient of 0."""
     moving = [each for each in values if each is not None and each.requires_grad]
-    gradients = torch.autograd.grad(loss, moving, retain_graph=True, allow_unused=True)
-    return not any(each is not None and bool(each.any()) for each in gradients)
+    gradients = torch.autograd.grad(loss, moving, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return not any(bool(each.any()) for each in gradients)
 
 
 def _check_same_vocabulary(policy: PreTrainedModel, reference: PreTrainedModel) -> None:
