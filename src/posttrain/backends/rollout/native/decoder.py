@@ -298,7 +298,18 @@ class Decoder:
     @property
     def compiled_attention(self) -> bool:
         """True where attention goes through kernels."""
-        return self.kernels is not None and self.head_dim >= self.kernels.narrowest
+        return not self.unused_attention
+
+    @property
+    def unused_attention(self) -> str:
+        """Return the reason why attention goes without kernels; "" where it goes through them."""
+        if self.kernels is None:
+            return "there are none"
+        if self.head_dim < self.kernels.narrowest:
+            return f"heads of {self.head_dim} numbers are narrower than their {self.kernels.narrowest}"
+        if self.latent and not isinstance(self.kernels, Kernels):
+            return "there are none for latent vectors on this device"
+        return ""
 
     def new_cache(self, most_slots: int | None = None) -> KeyValueCache:
         """Create a cache for these passes."""

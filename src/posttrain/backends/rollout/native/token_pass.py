@@ -58,10 +58,8 @@ class TokenPass:
         elif self.decoder.kernels is not kernels:
             self.note = f"sampling goes without compiled kernels, which is slower: {self.decoder.unused_kernels}"
         elif kernels is not None and not self.decoder.compiled_attention:
-            self.note = (
-                "attention goes without compiled kernels, which is slower: heads of "
-                f"{self.decoder.head_dim} numbers are narrower than their {kernels.narrowest}"
-            )
+            reason = self.decoder.unused_attention
+            self.note = f"attention goes without compiled kernels, which is slower: {reason}"
         elif kernels is not None and not self.decoder.compiled_states:
             reason = self.decoder.unused_state_kernels
             self.note = f"layers that keep a state go through transformers' own modules, which is slower: {reason}"

@@ -492,7 +492,6 @@ ODD_SHAPE = {
         "smollm3",
         "starcoder2",
         "gpt_oss",
-        "gpt_neox",
     ],
 )
 def test_triton_kernels_compute_what_each_family_computes(family: str, shape: dict[str, int]) -> None:

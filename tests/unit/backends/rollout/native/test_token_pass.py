@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.backends.rollout.native import decoder as decoder_module
 from posttrain.backends.rollout.native import token_pass as token_pass_module
-from posttrain.backends.rollout.native.kernels import Kernels
+from posttrain.backends.rollout.native.decoder import Decoder
+from posttrain.backends.rollout.native.kernels import Kernels, PassKernels
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.errors import ModelError
 from posttrain.models.attention import NAME, register_attention
@@ -382,6 +385,12 @@ def test_families_of_odd_shapes_are_as_near_as_their_modules(odd: str, dtype: to
     with torch.inference_mode():
         exact = model(input_ids=tokens[None], use_cache=False).logits[0, PROMPT:]
     assert (got - exact).norm() <= (1e-4 * exact.norm() if dtype is torch.float32 else 1.5 * (own - exact).norm())
+
+
+def test_latent_vectors_are_read_by_torch_where_the_kernels_are_those_of_another_device() -> None:
+    decoder = Decoder(build("deepseek_v3", **FAST["deepseek_v3"]), cast(PassKernels, SimpleNamespace(narrowest=1)))
+    assert decoder.unused_attention == "there are none for latent vectors on this device"
+    assert not decoder.compiled_attention
 
 
 def test_kernels_and_torch_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
