@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from ray_runs import assert_same, config, metrics_of
 from test_async_runs import assert_each_group_is_trained_once, events
@@ -147,13 +148,13 @@ def test_a_server_on_two_nodes(
 
 
 @pytest.mark.parametrize("over", ["a copy on each device", "servers", "a server on both machines"])
-def test_a_generation_on_two_machines_writes_the_file_of_one(
+def test_a_generation_on_two_machines_writes_the_rows_of_one(
     over: str, address: str, tmp_path: Path, tiny_llama: Path, python: str, told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(10)))
 
-    def made(name: str, rollout: dict[str, Any], **placement: Any) -> bytes:
+    def made(name: str, rollout: dict[str, Any], **placement: Any) -> list[dict[str, Any]]:
         sections = {
             "model": {"path": str(tiny_llama), "compute_dtype": "float32"},
             "data": {"files": "p.jsonl"},
@@ -169,11 +170,13 @@ def test_a_generation_on_two_machines_writes_the_file_of_one(
             on_work=lambda rows, tokens: work.append((rows, tokens)),
         )
         assert sum(rows for rows, _ in work) == 10 and sum(tokens for _, tokens in work) > 100
-        return (tmp_path / name).read_bytes()
+        rows: list[dict[str, Any]] = pq.read_table(tmp_path / name).to_pylist()
+        return rows
 
     vllm = {"engine": "vllm", "engine_options": {"python": python}}
     rollout = {} if over == "a copy on each device" else vllm
     alone = made("alone.parquet", rollout)
+    assert len(alone) == 10 and len({text for row in alone for text in row["responses"]}) > 20
     split = rollout | ({"tensor_parallel": 4} if "both" in over else {"tensor_parallel": 2} if rollout else {})
     on = {"devices": 4, "nodes": 2, "ray_address": address}
     assert made("there.parquet", split, **on) == alone
