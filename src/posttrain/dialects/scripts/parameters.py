@@ -76,6 +76,8 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
         return str(len(shell.positional))
     if name == "$":
         return str(os.getpid())
+    if name == "?" and shell.calls:
+        return "0"  # the script is read as if what it has started succeeds: one that tries again until then has an end
     if name in ("?", "!", "-", "_") or (name in _DRAWN and name not in shell.variables):
         return shell.hole(f"${name} is known only to a running shell", "write its value into the script")
     if name.isdigit():

@@ -556,3 +556,14 @@ def test_a_switch_behind_a_variable_that_is_not_set_is_off_where_files_are_skipp
     assert any("$use_kl_loss of line" in text and "is empty in a shell" in text for text in loaded.warnings)
     with pytest.raises(ConfigError, match="--set use_kl_loss"):
         load_request([str(script)], None, here=True)
+
+
+def test_a_script_that_tries_again_until_it_succeeds_has_an_end(tmp_path: Path) -> None:
+    """The run is planned as its first attempt; what an unsuccessful one is followed by is not."""
+    script = tmp_path / "retry.sh"
+    script.write_text(
+        "N=0\nwhile true; do\nif [[ $N -eq 0 ]]; then M=disable; else M=auto; fi\n"
+        f"{CALL}trainer.resume_mode=$M\nCODE=$?\n"
+        "if [[ $CODE -eq 0 ]]; then break; fi\n((N++))\nsleep 10\ndone\nexit $CODE\n"
+    )
+    assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("trainer.resume_mode=disable",)
