@@ -138,6 +138,7 @@ class _Replaced:
     sets_up: str = ""  # refused of a user's program: it makes the peer's workers and samplers in its own way
     adds: list[str] = field(default_factory=list)  # overrides that say the same
     generator: str = ""  # of the program's own, on SkyRL: it plays the episodes
+    runs: str = ""  # its experiment, where that has a run of its own
     rows: bool = False  # it reads them by its own get_train_dataset
 
 
@@ -159,6 +160,9 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         _look_at_patches(file, source, roots, theirs, replaced)
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
+    if replaced.generator and replaced.runs:  # nothing else would call the generator
+        why = f"{replaced.runs} has a run of its own, which begins another loop than SkyRL's"
+        replaced.refused = replaced.refused or why
     if replaced.generator:
         replaced.adds += own_generators.overrides_of(file, word, reads_rows=replaced.rows)
     written = word.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
@@ -224,9 +228,8 @@ def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _
         replaced.notes.append(
             f"{definition.name} of {file}:{definition.lineno} overrides {listed}, which are not called"
         )
-    if peer.dialect == "skyrl" and "run" in own and not replaced.refused:
-        at = f"{definition.name} (line {own['run'].lineno} of {file})"
-        replaced.refused = f"{at} has a run of its own, which begins another loop than SkyRL's"
+    if peer.dialect == "skyrl" and "run" in own:
+        replaced.runs = replaced.runs or f"{definition.name} (line {own['run'].lineno} of {file})"
     for name in overridden:
         _look_at_method(own[name], f"{definition.name}.{name}", file, peer, replaced, set(own))
 

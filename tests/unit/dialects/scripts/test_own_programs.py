@@ -166,6 +166,8 @@ def test_rows_that_only_the_program_reads_are_read_by_it(tmp_path: Path) -> None
 def test_an_experiment_with_a_run_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"E \(line 5 of .*mine.py\) has a run of its own"):
         launched(tmp_path, f"{GENERATES}    def run(self):\n        print(self.cfg)\n")
+    # SkyRL's own programs that serve or generate have one, too, and play by its own generator
+    assert launched(tmp_path, f"{SKYRL}    def run(self):\n        print(self.cfg)\n").dialect == "skyrl"
 
 
 def test_an_example_of_skyrls_may_make_its_samplers_in_its_own_way(tmp_path: Path) -> None:
