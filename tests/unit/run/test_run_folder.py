@@ -213,7 +213,7 @@ def test_every_harmless_setting_exists() -> None:
     tree = {
         "model": {"path": "a"},
         "data": {"train_files": "b"},
-        "reward": {"model": {"path": "c"}, "judge": {"path": "d"}},
+        "reward": {"model": {"path": "c"}, "judge": {"path": "d"}, "served": {"path": "e"}},
     }
     known = flat(RunConfig.model_validate(tree).model_dump(mode="json"))
     del tree["reward"]
