@@ -293,8 +293,11 @@ def in_process(rank: int, ranks: int, folder: Path, out: Path) -> None:
         if ranks == 2:
             together = FsdpSharding("cpu", param_dtype=torch.float32, sequence=2)
             torch.save(full_kl_updates(folder, FsdpTrainEngine, sharding=together), out / f"full-{rank}.pt")
-            apart = FsdpSharding("cpu", param_dtype=torch.float32)
-            torch.save(updates_without_some(folder, FsdpTrainEngine, sharding=apart), out / f"some-{rank}.pt")
+            for reshards in (True, False):
+                settings = FsdpSettings(shard=2, reshard_after_forward=reshards)
+                apart = FsdpSharding("cpu", param_dtype=torch.float32, settings=settings)
+                found = updates_without_some(folder, FsdpTrainEngine, sharding=apart)
+                torch.save(found, out / f"some {reshards}-{rank}.pt")
             for name, way in MOVING.items():
                 if all(find_spec(library) for library in needs(way)):
                     torch.save(moved_reference(folder, out / f"moving {name}", way), out / f"moved {name}-{rank}.pt")
@@ -441,8 +444,7 @@ def full_kl_updates(folder: Path, kind: type[PolicyModel], **how: Any) -> tuple[
 def updates_without_some(
     folder: Path, kind: type[PolicyModel], **how: Any
 ) -> tuple[list[float], list[float], list[int]]:
-    """Losses, gradient norms and backward passes of three updates by advantages alone: those of two of four groups are 0, then
-    those of all groups, then those of one."""
+    """Losses, gradient norms and backward passes of updates by advantages alone, in which those of some of four groups are 0."""
     engine = make_engine(folder, kind, micro=3, **how)
     backward, passes = engine._masters.backward, []
 
@@ -452,7 +454,7 @@ def updates_without_some(
 
     engine._masters.backward = noted  # type: ignore[method-assign]
     losses, norms = [], []
-    for seed, still in enumerate(([1, 3], [0, 1, 2, 3], [2])):
+    for seed, still in enumerate(STILL):
         batch = make_batch(seed)
         moves = ~torch.isin(batch.sequences.group_index, torch.tensor(still))
         batch = replace(batch, advantages=batch.advantages * moves[:, None])
@@ -460,6 +462,9 @@ def updates_without_some(
         losses.append(engine.forward_backward(batch, replace(PLAN, entropy_coef=0.0, kl_coef=0.0), batch.counts()).loss)
         norms.append(engine.optimizer_step().grad_norm)
     return losses, norms, passes
+
+
+STILL = [1, 3], [0, 2], [], [0, 1, 2, 3], [2]  # groups, by update
 
 
 @pytest.fixture(scope="module")
@@ -539,16 +544,18 @@ def test_a_critic_shared_out(tiny_qwen: Path, shared_out: Callable[[int], Path],
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reshards", [True, False])
 def test_rows_that_move_nothing_are_left_out_by_all_processes(
-    tiny_qwen: Path, shared_out: Callable[[int], Path]
+    tiny_qwen: Path, shared_out: Callable[[int], Path], reshards: bool
 ) -> None:
-    """Of micro-batches of three rows: two, one and three have a gradient, or the one pass that gives gradients of 0."""
+    """Of micro-batches of three rows those of such groups have no backward pass, but for one where all are such groups. What a
+    forward pass alone has gathered is not what the next update, with new weights, computes with."""
     losses, norms, passes = updates_without_some(tiny_qwen, LocalTrainEngine)
-    assert passes == [2, 1, 3]
+    assert passes == [2, 2, 4, 1, 3]
     for rank in range(2):
-        found = torch.load(shared_out(2) / f"some-{rank}.pt")
-        assert found[0] == pytest.approx(losses, rel=1e-5, abs=1e-9) and found[1] == pytest.approx(norms, rel=1e-5)
-        assert found[2] == [1, 1, 2]  # each has half of them
+        found = torch.load(shared_out(2) / f"some {reshards}-{rank}.pt")
+        assert found[0] == pytest.approx(losses, rel=1e-5, abs=1e-7) and found[1] == pytest.approx(norms, rel=1e-5)
+        assert found[2] == [1, 1, 2, 1, 2]  # each has half of them
 
 
 @pytest.mark.slow

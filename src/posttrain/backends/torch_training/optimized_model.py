@@ -252,6 +252,7 @@ class OptimizedModel:
         learning_rate = self._settings.lr * self._learning_rate_factor(self._count.place)
         set_rates(self._optimizer, learning_rate=learning_rate, weight_decay=self._weight_decay(self._count.made))
         limit, offload = self._settings.max_grad_norm, self._offload_optimizer
+        self._sharding.weights_changed(self.model)  # left from a forward pass without a backward pass
         if self._loss_scale:
             self._masters.divide_gradients(self._loss_scale.value)
         norm = self._masters.step(self._optimizer, limit, self._sharding, offload=offload)
@@ -339,6 +340,7 @@ class OptimizedModel:
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
         saved = self._saved_weights(folder)
+        self._sharding.weights_changed(self.model)
         self._masters.load(saved, self._sharding)
         averages = saved_averages(folder) if optimizer else {}
         self._masters.load_averages(self._optimizer, averages, self._sharding, offload=self._offload_optimizer)

@@ -138,7 +138,8 @@ class Sharding:
         parameter.copy_(value)
 
     def weights_changed(self, model: PreTrainedModel) -> None:
-        """Drop what a frozen model keeps of its weights besides its parameters, after ``assign``."""
+        """Drop what a model keeps of its weights besides its parameters, where these change: after ``assign`` or before an
+        update."""
 
     def wait(self) -> None:
         """Wait for all processes (a barrier)."""
