@@ -128,8 +128,8 @@ class FsdpSharding(RanksSharding):
         )
 
     def weights_changed(self, model: PreTrainedModel) -> None:
-        """Free the gathered weights: after a forward pass the outermost unit keeps its own for a backward pass, which scoring, and
-        rows that move nothing, do not have."""
+        """Free the gathered weights: after a forward pass the outermost unit keeps its own for a backward pass, which scoring and
+        rows that move nothing do not have."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
