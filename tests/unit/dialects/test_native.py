@@ -253,6 +253,8 @@ def test_no_value_of_any_key_gets_past_the_words() -> None:
             }
             if key.startswith("reward.judge."):
                 values["reward"]["judge"] = {"path": "x"}
+            if key.startswith("reward.served."):
+                values["reward"]["served"] = {"path": "x"}
             if key.startswith("reward.more_judges."):
                 values["reward"]["more_judges"] = {"maze": {"path": "x"}}
             if key.startswith("data.domains."):
