@@ -19,7 +19,7 @@ from posttrain.backends.torch_training.optimized_model import Learning, MicroBat
 from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import TrainingConfig
-from posttrain.errors import ModelError, Problem
+from posttrain.errors import ModelError, Problem, RequestError
 from posttrain.models.routing import Routers
 from posttrain.records.batches import LossCounts, SequenceBatch, TeacherScores, TrainBatch
 from posttrain.records.plans import DistillationPlan, LossPlan, PreferencePlan
@@ -179,6 +179,8 @@ class PolicyModel(OptimizedModel):
             full_kl = packed.unpack(scores.full_kl).cpu() if scores.full_kl is not None else None
             divergence = packed.unpack(scores.divergence).cpu() if scores.divergence is not None else None
             micro_loss, sums = policy_objective(logprobs, entropies, micro, loss, counts, full_kl, divergence)
+            if not micro_loss.requires_grad:
+                raise _without_gradient(loss)
             if balance:
                 part = balance(self.device)
                 micro_loss = micro_loss + loss.router_balance_coef * part.cpu()
@@ -249,6 +251,13 @@ def is_flat(loss: Tensor, *values: Tensor | None) -> bool:
     moving = [each for each in values if each is not None and each.requires_grad]
     gradients = torch.autograd.grad(loss, moving, retain_graph=True, allow_unused=True, materialize_grads=True)
     return not any(bool(each.any()) for each in gradients)
+
+
+def _without_gradient(loss: LossPlan) -> RequestError:
+    where = f" of {loss.path}" if loss.path else ""
+    what = f"the loss {loss.name}{where} does not depend on policy_logprobs, so nothing can be learned from it"
+    fix = "compute it from policy_logprobs, without detach() or torch.no_grad()"
+    return RequestError(Problem(what, fix=fix, field="loss.name"))
 
 
 def _check_same_vocabulary(policy: PreTrainedModel, reference: PreTrainedModel) -> None:

@@ -17,7 +17,7 @@ from posttrain.backends.torch_training.scoring import LogprobScorer
 from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.backends.train.local import LocalTrainEngine
 from posttrain.config.policy import OptimizerConfig
-from posttrain.errors import ModelError
+from posttrain.errors import ModelError, RequestError
 from posttrain.models import attention as attention_module
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import draw_weights, tiny_tokenizer, write_tiny_model
@@ -243,6 +243,15 @@ def test_rows_that_move_nothing_need_no_backward_pass(
     assert sums == pytest.approx(every_sums, rel=1e-5, abs=1e-7)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, every_weight[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_without_a_gradient_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def frozen(policy_logprobs, advantages, mask):\n    return -(policy_logprobs.detach() * advantages), {}\n"
+    )
+    with pytest.raises(RequestError, match=r"the loss frozen of .*mine\.py does not depend on policy_logprobs"):
+        train_once(make_engine(tiny_llama), name="frozen", path=str(file), parameters={})
 
 
 def test_entropies_are_those_of_the_tokens_distributions(tiny_llama: Path) -> None:
