@@ -29,6 +29,12 @@ class AdvantageFacts:
     other processes are computed there."""
     standardizes_groups: bool = False
     """True when, with normalize_by_std, shifting or scaling a group's rewards leaves its advantages unchanged."""
+    aggregation: str = ""
+    """The loss.aggregation with which its numbers are the weights that the source defines; "" where any will do."""
+    one_update: bool = False
+    """Advantages are weights of the policy before the update: a step that makes several would learn from old ones."""
+    pairs: bool = False
+    """Neighbouring rows of a step are compared: with 3 samples per prompt a pair would be of two prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -360,6 +360,50 @@ def test_the_first_step_is_that_of_a_plain_calculation(make: Make, tiny_llama: P
         assert lines[0]["critic/loss"] == pytest.approx(sum(squares) / len(rows), rel=1e-4)
 
 
+ONLINE_DPO: dict[str, Any] = {
+    "advantage": {"name": "online_dpo", "beta": 0.5, "equal_rewards": "first"},
+    "loss": {"name": "gpg", "aggregation": "sequence_mean_token_sum"},
+}
+
+
+def test_pairs_of_a_step_are_learned_from_by_dpo(make: Make, tiny_llama: Path) -> None:
+    """Two steps with a frozen reference: the second one's weights are those of the policy after the first update, calculated in
+    float64 with autograd of the loss, against the starting weights."""
+    folder = train_run(make("run", **ONLINE_DPO))
+    plain: Plain | None = None
+    for number, line in enumerate(steps(folder), start=1):
+        batch = load_file(folder / f"batches/step_{number}.safetensors")
+        rows = rows_of(batch)
+        start = Plain(tiny_llama, rows)
+        plain = Plain(tiny_llama, rows) if plain is None else plain
+        plain.rows = rows
+        with torch.no_grad():
+            reference = [start.logprobs(row).sum() for row in rows]
+        optimizer = torch.optim.AdamW(plain.model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=EPS, weight_decay=0.01)
+        logprobs = [plain.logprobs(row) for row in rows]
+        losses = []
+        for i in range(0, len(rows), 2):
+            better, worse = (i, i + 1) if rows[i].reward >= rows[i + 1].reward else (i + 1, i)
+            assert rows[better].group == rows[worse].group
+            h = logprobs[better].sum() - reference[better] - logprobs[worse].sum() + reference[worse]
+            losses.append(-torch.nn.functional.logsigmoid(0.5 * h))
+            weight = float(torch.sigmoid(-0.5 * h.detach()))  # 0.5 x 2 rows for each pair
+            for row, sign in ((better, 1), (worse, -1)):
+                found = batch["trained.advantages"][row][: len(rows[row].response)].tolist()
+                assert found == pytest.approx([sign * weight] * len(found), abs=1e-5)
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0))
+        assert line["policy/grad_norm"] == pytest.approx(norm, rel=1e-3)
+        optimizer.step()
+    assert len({round(abs(float(a)), 6) for a in batch["trained.advantages"][:, 0]}) > 1  # else nothing has moved
+    moved = train_run(make("moved", **ONLINE_DPO, reference={"update_every": 1}))
+    again = load_file(moved / "batches/step_2.safetensors")["trained.advantages"][:, 0]
+    assert again.abs().tolist() == pytest.approx(
+        [0.5] * len(again), abs=1e-5
+    )  # policy and reference are the same again
+
+
 def test_the_greedy_baseline_is_taken_from_every_reward(make: Make) -> None:
     folder = train_run(make("run", advantage={"name": "remax"}))
     assert steps(folder)[0]["time/baseline_s"] > 0

@@ -56,13 +56,13 @@ def a_batch(seed: int, rows: int = 4) -> tuple[ShapedBatch, Tensor]:
         reward_terms=terms,
         extras={"greedy_rewards": greedy, "sum_pi_squared": pi, "process_rewards": process},
     )
-    return shaped_batch(scored, TrainerLogprobs(old=old), token_rewards=token_rewards), values
+    return shaped_batch(scored, TrainerLogprobs(old=old, ref=old - pi), token_rewards=token_rewards), values
 
 
 def rearranged(shaped: ShapedBatch, change: Callable[[Tensor, float], Tensor], **fields: Any) -> ShapedBatch:
     """The batch with ``change(values, garbage)`` in place of every [B, T] tensor; rewards and masks have 0 for garbage."""
-    old, rewards, scored = shaped.logprobs.old, shaped.token_rewards, shaped.scored
-    assert old is not None and rewards is not None
+    old, ref, rewards, scored = shaped.logprobs.old, shaped.logprobs.ref, shaped.token_rewards, shaped.scored
+    assert old is not None and ref is not None and rewards is not None
     mask = change(scored.sequences.response_mask, 0.0)
     sequences = replace(
         scored.sequences,
@@ -76,7 +76,7 @@ def rearranged(shaped: ShapedBatch, change: Callable[[Tensor, float], Tensor], *
     return replace(
         shaped,
         scored=replace(scored, sequences=sequences, extras=extras),
-        logprobs=replace(shaped.logprobs, old=change(old, 7.0)),
+        logprobs=replace(shaped.logprobs, old=change(old, 7.0), ref=change(ref, 7.0)),
         token_rewards=change(rewards, 0.0),
     )
 

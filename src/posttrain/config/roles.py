@@ -16,7 +16,7 @@ from posttrain.registry import ROLLOUT_ENGINES
 
 # Inputs of advantage estimators that are numbers of single tokens
 TOKEN_INPUTS = frozenset(
-    {"values", "old_logprobs", "token_rewards", "token_scores", "process_rewards", "sum_pi_squared"}
+    {"values", "old_logprobs", "ref_logprobs", "token_rewards", "token_scores", "process_rewards", "sum_pi_squared"}
 )
 
 VLLM_LARGEST_RANK = 512  # of adapters
@@ -96,10 +96,16 @@ def chooses_before(config: RunConfig) -> bool:
 
 
 def uses_reference(config: TrainingConfig) -> bool:
-    """Tell whether a reference scores samples or rows: for a KL in the loss or the reward, or for a tuning method."""
+    """Tell whether a reference scores samples or rows: for a KL in the loss or the reward, for an advantage, or for a
+    tuning method."""
     if not isinstance(config, RunConfig):
         return isinstance(config, TuneConfig) and config.runs_reference and not releases_reference(config)
-    return config.loss.kl_coef > 0 or config.reward.kl.coef > 0
+    return config.loss.kl_coef > 0 or config.reward.kl.coef > 0 or compares_with_reference(config)
+
+
+def compares_with_reference(config: RunConfig) -> bool:
+    """Tell whether the advantage estimator reads the reference's log-probs."""
+    return "ref_logprobs" in config.advantage.about.inputs and not config.distillation.alone
 
 
 def releases_reference(config: TuneConfig) -> bool:
@@ -115,9 +121,10 @@ def compares_vocabularies(config: RunConfig) -> bool:
 
 
 def needs_ref_logprobs(config: RunConfig) -> bool:
-    """Tell whether a KL is estimated from the reference's log-probs of sampled tokens."""
+    """Tell whether a KL, or an advantage, is estimated from the reference's log-probs of sampled tokens."""
     loss, reward = config.loss, config.reward.kl
-    return (loss.kl_coef > 0 and loss.kl_estimator != "full") or (reward.coef > 0 and reward.estimator != "full")
+    estimated = (loss.kl_coef > 0 and loss.kl_estimator != "full") or (reward.coef > 0 and reward.estimator != "full")
+    return estimated or compares_with_reference(config)
 
 
 def measures_nothing(config: RunConfig) -> bool:

@@ -74,6 +74,7 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
         "group_index": batch.group_index,  # [B]
         "response_mask": mask,  # [B, T]
         "old_logprobs": shaped.logprobs.old,  # [B, T]
+        "ref_logprobs": shaped.logprobs.ref,  # [B, T]
         "values": values,  # [B, T]
         "episode_rewards": shaped.rewards,  # [B]
         # [B], the row's own

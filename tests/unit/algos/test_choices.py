@@ -114,6 +114,7 @@ def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
     supplied = {  # by the loop, when the estimator names them
         "values": torch.zeros(4, 3),
         "old_logprobs": torch.full((4, 3), -1.0),
+        "ref_logprobs": torch.full((4, 3), -2.0),
         "sum_pi_squared": torch.full((4, 3), 0.5),
         "greedy_rewards": torch.zeros(4),
         "reward_terms": {"first": torch.tensor([1.0, 0.0, 2.0, math.nan])},
@@ -122,15 +123,49 @@ def test_every_estimator_is_supplied_with_what_it_needs(name: str) -> None:
         "process_rewards": torch.zeros(4, 3),
     }
     wanted: dict[str, Any] = {key: value for key, value in supplied.items() if key in ADVANTAGES.inputs(name)}
-    values, old = wanted.pop("values", None), wanted.pop("old_logprobs", None)
+    values, old, ref = (wanted.pop(each, None) for each in ("values", "old_logprobs", "ref_logprobs"))
     scored = replace(batch(), reward_terms=wanted.pop("reward_terms", {}))
     if "step_rewards" in wanted:
         first = torch.tensor([1.0, 0.0, 0.0])  # a row's rewards stand on its first token
         scored = replace(scored, turn_rewards=wanted.pop("step_rewards")[:, None] * first)
-    train = advantages_of(replace(scored, extras=wanted), AdvantagePlan(name=name), values, old=old)
+    train = advantages_of(replace(scored, extras=wanted), AdvantagePlan(name=name), values, old=old, ref=ref)
     assert (train.critic is None) == ("values" not in ADVANTAGES.inputs(name))
     assert train.advantages.shape == (4, 3)
     assert (train.advantages[~train.loss_mask] == 0).all() and not train.loss_mask[3].any()
+
+
+def test_pairs_are_of_one_prompt_and_learned_from_in_one_update() -> None:
+    def problems(prompts: int, samples: int, **policy: Any) -> list[tuple[str, str]]:
+        sections = {
+            "rollout": {"samples_per_prompt": samples},
+            "data": {"train_files": ["x"], "prompts_per_step": prompts},
+        }
+        found = check(config(advantage={"name": "online_dpo"}, loss=PAIRS, policy=policy, **sections))
+        return [(problem.field, problem.fix) for problem in found]
+
+    assert problems(4, 2) == problems(4, 1) == problems(3, 4) == []
+    assert problems(4, 3) == [
+        ("rollout.samples_per_prompt", "use rollout.samples_per_prompt=2, or another even number")
+    ]
+    assert problems(3, 1) == [("data.prompts_per_step", "use data.prompts_per_step=4")]
+    mini = "policy.sequences_per_mini_batch"
+    assert problems(4, 2, sequences_per_mini_batch=4) == [(mini, f"use {mini}=8")]
+    assert problems(4, 2, epochs_per_step=2) == [("policy.epochs_per_step", "use policy.epochs_per_step=1")]
+
+
+PAIRS = {"name": "gpg", "aggregation": "sequence_mean_token_sum"}
+
+
+def test_weights_of_pairs_are_a_source_s_with_its_aggregation() -> None:
+    assert warnings_of(config(advantage={"name": "online_dpo"}, loss=PAIRS)) == []
+    (said,) = warnings_of(config(advantage={"name": "online_dpo"}, loss={"name": "gpg"}))
+    assert said == "online_dpo is its source's with loss.aggregation=sequence_mean_token_sum, and it is token_mean"
+
+
+def test_an_estimator_that_compares_with_the_reference_has_one() -> None:
+    chosen = config(advantage={"name": "online_dpo"}, loss=PAIRS)
+    assert uses_reference(chosen) and needs_ref_logprobs(chosen) and needs_old_logprobs(chosen)
+    assert not uses_reference(config(loss=PAIRS)) and not needs_ref_logprobs(config(loss=PAIRS))
 
 
 def test_the_stage_says_what_an_estimator_lacks() -> None:

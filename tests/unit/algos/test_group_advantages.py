@@ -182,3 +182,49 @@ def test_sppo_compares_with_the_soft_mean_of_the_step() -> None:
     assert not sppo(torch.full((3,), 0.9), all_valid, mask).any()
     # large rewards do not overflow: 1000 + log(1 / 3)
     assert sppo(torch.tensor([0.0, 0.0, 1000.0]), all_valid, mask)[2, 0] == pytest.approx(math.log(3), abs=1e-4)
+
+
+def test_online_dpo_weighs_pairs_by_how_far_the_policy_is_from_their_order() -> None:
+    online_dpo = ADVANTAGES.get("online_dpo")
+    mask, all_valid = torch.tensor([[True, True], [True, False], [True, True], [True, True]]), torch.ones(4).bool()
+    old, ref = torch.full((4, 2), -1.0), torch.full((4, 2), -1.0)
+    old[1, 0] += math.log(3)  # the second of the first pair, whose reward is lower: h = 0 - log 3
+    old[1, 1] = math.nan  # masked: never read
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.4])
+    # beta 1: sigma(log 3) = 3/4, and sigma(0) = 1/2 where h = 0; 4 rows for 2 pairs: twice that
+    found = online_dpo(rewards, all_valid, mask, old, ref, beta=1.0)
+    expected = [[1.5, 1.5], [-1.5, 0.0], [1.0, 1.0], [-1.0, -1.0]]
+    assert found.dtype == torch.float32 and torch.allclose(found, torch.tensor(expected))
+    # ipo, beta 1/2: the target is 1; 2 (1 + log 3) and 2, twice
+    found = online_dpo(rewards, all_valid, mask, old, ref, beta=0.5, pair_loss="ipo")
+    assert found[:, 0].tolist() == pytest.approx([4 + 4 * math.log(3), -4 - 4 * math.log(3), 4, -4], abs=1e-5)
+    # a pair of which one row is not valid teaches nothing; 3 valid rows for the one pair that is left
+    found = online_dpo(rewards, torch.tensor([True, False, True, True]), mask, old, ref, beta=1.0)
+    assert found[:, 0].tolist() == pytest.approx([0, 0, 1.5, -1.5])
+    # equal rewards: nothing, and 4 rows for the other pair; or the first one wins
+    rewards[3] = 0.5
+    found = online_dpo(rewards, all_valid, mask, old, ref, beta=1.0)
+    assert found[:, 0].tolist() == pytest.approx([3, -3, 0, 0])
+    found = online_dpo(rewards, all_valid, mask, old, ref, beta=1.0, equal_rewards="first")
+    assert found[:, 0].tolist() == pytest.approx([1.5, -1.5, 1, -1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}, {"pair_loss": "ipo", "beta": 0.7}])
+def test_online_dpo_has_the_gradient_of_dpo(settings: dict[str, Any]) -> None:
+    """-A log pi, summed over all rows / their number, against autograd of the loss as the paper writes it."""
+    torch.manual_seed(0)
+    policy, ref = -torch.rand(6, 5, dtype=torch.float64), -torch.rand(6, 5, dtype=torch.float64)
+    mask = torch.arange(5) < torch.tensor([5, 2, 3, 3, 1, 4])[:, None]
+    rewards, beta, smoothing = (
+        torch.tensor([0.0, 1, 1, 0, 3, 2]),
+        settings.get("beta", 0.1),
+        settings.get("label_smoothing", 0),
+    )
+    advantages = ADVANTAGES.get("online_dpo")(rewards, torch.ones(6).bool(), mask, policy, ref, **settings)
+    policy.requires_grad_()
+    gaps = torch.where(mask, policy - ref, 0.0).sum(1)
+    h = torch.stack([gaps[1] - gaps[0], gaps[2] - gaps[3], gaps[4] - gaps[5]])
+    right, wrong = torch.sigmoid(beta * h).log(), torch.sigmoid(-beta * h).log()
+    losses = (h - 1 / (2 * beta)) ** 2 if "pair_loss" in settings else -(1 - smoothing) * right - smoothing * wrong
+    (expected,) = torch.autograd.grad(losses.mean(), policy)
+    assert torch.allclose(-advantages.double() / 6, expected, rtol=1e-5, atol=1e-9)

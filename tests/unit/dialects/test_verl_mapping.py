@@ -83,12 +83,51 @@ def test_the_recipe_sppo_reads_no_other_estimator_loss_and_clip() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("algorithm.adv_estimator=null",), "algorithm.adv_estimator is null, which only the recipe sppo takes"),
+        (
+            ("algorithm.adv_estimator=null",),
+            "algorithm.adv_estimator is null, which only the recipes sppo and spin take",
+        ),
         ((*SPPO, f"{A}.loss_agg_mode=seq-mean-token-sum"), "the recipe sppo takes token-mean alone"),
     ],
 )
 def test_a_file_of_sppo_without_its_key_or_with_another_mean_is_refused(words: tuple[str, ...], said: str) -> None:
     assert any(said in problem.what for problem in read(*words).problems)
+
+
+SPIN = ("algorithm.adv_estimator=null", f"+{A}.dpo_beta=0.2", *KL[1:])
+
+
+def test_the_recipe_spin_makes_one_update_of_all_pairs_whatever_the_mini_batch() -> None:
+    loaded = read(
+        *SPIN, f"{A}.ppo_mini_batch_size=2", f"{A}.ppo_epochs=3", f"{A}.use_kl_loss=True", f"{A}.entropy_coeff=0.1"
+    )
+    config = loaded.config
+    assert not loaded.problems
+    assert config.advantage.settings == {
+        "beta": 0.2,
+        "pair_loss": "sigmoid",
+        "label_smoothing": 0.0,
+        "equal_rewards": "first",
+    }
+    assert (config.loss.name, config.loss.aggregation, config.loss.entropy_coef, config.loss.kl_coef) == (
+        *("gpg", "sequence_mean_token_sum"),
+        *(0, 0),
+    )
+    # 8 prompts x 8 samples, one update
+    assert (config.policy.sequences_per_mini_batch, config.policy.epochs_per_step) == (64, 1)
+    assert config.reference.update_every is None
+    named = {one.key for one in loaded.ignored}
+    assert {f"{A}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "use_kl_loss", "entropy_coeff")} <= named
+    assert f"{A}.ppo_epochs" not in {one.key for one in read(*SPIN).ignored}
+
+
+def test_the_recipe_spin_says_which_responses_are_pairs_and_when_the_reference_moves() -> None:
+    assert any("responses to two prompts" in text for text in read(*SPIN, f"{R}.n=1").warnings)
+    assert not any("responses to two prompts" in text for text in read(*SPIN, f"{R}.n=2").warnings)
+    often = read(*SPIN, "+trainer.ref_update_freq=2")
+    assert often.config.reference.update_every == 2
+    assert any("verl's is one step older" in text for text in often.warnings)
+    assert read(*SPIN, "+trainer.ref_update_freq=-1").config.reference.update_every is None
 
 
 def test_the_recipe_prime_s_file_of_0_7_has_a_later_name_for_the_shape_of_the_learning_rate() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import RolloutCorrectionConfig
 from posttrain.config.rejection import RULES, rejection_rules
+from posttrain.config.roles import several_updates
 from posttrain.errors import Problem, did_you_mean
 
 # What shapes the sum of an episode's reward, and how it is turned off.
@@ -37,6 +38,7 @@ def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _term_problems(config)
     if "trajectory_index" in inputs:  # its rows are turns
         yield from _step_problems(config)
+    yield from _pair_problems(config)
     reward = config.reward
     normalized = [name for name in ("normalize_mean", "normalize_std") if getattr(reward, name) != "none"]
     if "greedy_rewards" in inputs and normalized:
@@ -46,6 +48,27 @@ def algorithm_problems(config: RunConfig) -> Iterator[Problem]:
             fix=f"use reward.{normalized[0]}=none, or another estimator",
             field=f"reward.{normalized[0]}",
         )
+
+
+def _pair_problems(config: RunConfig) -> Iterator[Problem]:
+    """Estimators that compare neighbours, by weights of the policy before the update."""
+    name, facts = config.advantage.name, config.advantage.about.facts
+    prompts, samples = config.data.prompts_per_step, config.rollout.samples_per_prompt
+    if facts.one_update and several_updates(config):
+        epochs = config.policy.epochs_per_step > 1
+        field = "policy.epochs_per_step" if epochs else "policy.sequences_per_mini_batch"
+        yield Problem(
+            f"{name} weighs responses by the policy before the update, and a step makes several updates",
+            fix=f"use {field}={1 if epochs else prompts * samples}",
+            field=field,
+        )
+    if facts.pairs and samples > 1 and samples % 2:
+        what = f"{name} compares two responses to a prompt, and each has {samples}"
+        field = "rollout.samples_per_prompt"
+        yield Problem(what, fix=f"use {field}=2, or another even number", field=field)
+    elif facts.pairs and prompts * samples % 2:
+        what = f"{name} compares neighbours, and a step has {prompts * samples} responses: the last one has none"
+        yield Problem(what, fix=f"use data.prompts_per_step={prompts + 1}", field="data.prompts_per_step")
 
 
 def _step_problems(config: RunConfig) -> Iterator[Problem]:
@@ -201,6 +224,9 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
     elif "reward_terms" in config.advantage.about.inputs:
         yield from _unshaped(config)
     yield from _alone_in_its_group(config)
+    meant = config.advantage.about.facts.aggregation
+    if meant and config.loss.aggregation != meant and not config.distillation.alone:
+        yield f"{config.advantage.name} is its source's with loss.aggregation={meant}, and it is {config.loss.aggregation}"
 
 
 def _alone_in_its_group(config: RunConfig) -> Iterator[str]:

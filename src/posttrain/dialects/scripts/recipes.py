@@ -34,6 +34,16 @@ _SPPO = (
     "actor_rollout_ref.rollout.val_kwargs.n=2",
     "trainer.log_val_generations=0",
 )
+_SPIN = (
+    "algorithm.adv_estimator=null",
+    "actor_rollout_ref.actor.dpo_beta=0.1",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=15",
+    "actor_rollout_ref.rollout.name=sglang",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    "actor_rollout_ref.rollout.val_kwargs.n=2",
+    "trainer.log_val_generations=0",
+    "trainer.ref_update_freq=1",
+)
 _PRIME = (
     "algorithm.adv_estimator=rloo",
     "algorithm.reward_gt_coef=5",
@@ -72,9 +82,7 @@ RECIPES: dict[str, Recipe] = {
     "specRL.main_ppo": Recipe("specRL_trainer"),
     "histoSpec.main_ppo": Recipe("specRL_trainer"),
     "prime.main_prime": Recipe("prime_trainer", _PRIME),
-    "spin.main_spin": Recipe(
-        "spin_trainer", refused="it trains on pairs of its own responses (online DPO); posttrain dpo trains on pairs of a file"
-    ),
+    "spin.main_spin": Recipe("spin_trainer", _SPIN),
     "sppo.main_sppo": Recipe("sppo_trainer", _SPPO),
     "flowrl.main_flowrl": Recipe("flowrl_trainer", refused="its loss is a flow balance with a learned partition function"),
     "gvpo.gvpo_main_ppo": Recipe("gvpo_trainer", refused="its loss is GVPO's regression on centred rewards"),

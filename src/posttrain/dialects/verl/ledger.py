@@ -24,6 +24,7 @@ TABLES = Tables(
         "reward",
         "reward_model",
         "prime",
+        "spin",
         "algorithm",
         "trainer",
         "loops",

@@ -97,6 +97,20 @@ def test_the_recipe_sppo_without_its_file_has_its_loss_and_its_advantage() -> No
     assert config.policy.schedule.warmup_updates == 2 * 15
 
 
+def test_the_recipe_spin_without_its_file_learns_from_pairs_and_moves_its_reference() -> None:
+    words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.rollout.n=2"]
+    words += [
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size=8",
+    ]
+    words += ["actor_rollout_ref.rollout.log_prob_micro_batch_size=8"]
+    found = arguments_of(trainer("recipe.spin.main_spin"), words, [])
+    config = load_request(found, "verl", here=True, skip_files=True).config
+    assert (config.advantage.name, config.advantage.settings["beta"]) == ("online_dpo", 0.1)
+    assert (config.loss.name, config.reference.update_every, config.validation.samples_per_prompt) == ("gpg", 1, 2)
+    assert (config.policy.sequences_per_mini_batch, config.policy.schedule.warmup_updates) == (16, 15)
+
+
 def test_the_recipe_prime_without_its_file_trains_its_process_reward_model() -> None:
     words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
     words += ["reward_model.model.path=judge", "reward_model.micro_batch_size_per_gpu=2", "data.oversample_factor=2"]

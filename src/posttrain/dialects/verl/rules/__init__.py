@@ -21,6 +21,7 @@ from posttrain.dialects.verl.rules.own_loop import own_loop, repeat_prompts
 from posttrain.dialects.verl.rules.profiling import profiling
 from posttrain.dialects.verl.rules.reward import reward, served_judge
 from posttrain.dialects.verl.rules.sampling import name_of_engine, sampling
+from posttrain.dialects.verl.rules.spin import is_spin
 from posttrain.dialects.verl.rules.sppo import set_estimator
 from posttrain.dialects.verl.rules.turns import turns
 
@@ -40,7 +41,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     repeat_prompts(keys)
     has_critic = algorithm.uses_critic(keys)
     kl = algorithm.kl_in_loss(keys) | algorithm.kl_in_reward(keys)
-    has_reference = bool(kl)
+    has_reference = bool(kl) or is_spin(keys)
     judge = served_judge(keys)
     places, fields = layout(keys, has_critic=has_critic)
     fields |= renamed | step

@@ -10,6 +10,7 @@ from posttrain.dialects.verl.rules.early_correction import early_rejections, fir
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 from posttrain.dialects.verl.rules.prime import is_prime, prime_estimator, prime_filter, without_prime
+from posttrain.dialects.verl.rules.spin import is_spin, spin_estimator, spin_loss, without_spin
 from posttrain.dialects.verl.rules.sppo import ETA, is_sppo, mean_of_responses, sppo_loss
 from posttrain.dialects.verl.strategies import MEGATRON
 from posttrain.errors import did_you_mean
@@ -49,6 +50,9 @@ def estimator(keys: Reader) -> dict[str, Any]:
         return prime_estimator(keys)
     if is_sppo(keys):
         return {"advantage.name": "sppo", "advantage.soft_mean_scale": keys[ETA]}
+    if is_spin(keys):
+        return spin_estimator(keys)
+    without_spin(keys)
     keys.ignore(f"{ACTOR}.sppo_eta", f"the recipe sppo reads it, which {ETA} asks for")
     fields: dict[str, Any] = {"advantage.name": ESTIMATORS.get(name, name)} | own
     if samples == 1 and name in _KEEP_LONE_REWARD:
@@ -126,6 +130,8 @@ def loss(keys: Reader) -> dict[str, Any]:
     mode = get(keys, f"{ACTOR}.policy_loss.loss_mode", "vanilla")
     if is_sppo(keys):
         return sppo_loss(keys)
+    if is_spin(keys):
+        return spin_loss(keys)
     kind = f"{_CORRECTION}.loss_type"
     if _without_ratio(keys):
         name = "gpg"

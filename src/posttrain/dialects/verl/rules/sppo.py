@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
+from posttrain.dialects.verl.rules.spin import BETA, is_spin, set_update
 
 ETA = "algorithm.sppo_eta"  # of the soft mean of the rewards; the recipe's trainer reads it without a default
 _ESTIMATOR = "algorithm.adv_estimator"
@@ -19,17 +20,23 @@ def is_sppo(keys: Reader) -> bool:
 
 
 def set_estimator(keys: Reader) -> None:
-    """Let the rules that follow read the recipe's estimator, which has no name in verl."""
-    if is_sppo(keys):
-        written = keys[_ESTIMATOR]
-        if written is not None and keys.written(_ESTIMATOR):
-            keys.ignore(_ESTIMATOR, f"the recipe sppo ({ETA}) compares rewards with the soft mean of the step")
-        keys.put(_ESTIMATOR, "sppo")
+    """Let the rules that follow read the estimator of sppo or spin, which has no name in verl."""
+    if is_sppo(keys) or is_spin(keys):
+        name, does = (
+            (f"sppo ({ETA})", "compares rewards with the soft mean of the step")
+            if is_sppo(keys)
+            else (f"spin ({BETA})", "compares the responses of pairs")
+        )
+        if keys[_ESTIMATOR] is not None and keys.written(_ESTIMATOR):
+            keys.ignore(_ESTIMATOR, f"the recipe {name} {does}")
+        keys.put(_ESTIMATOR, "sppo" if is_sppo(keys) else "online_dpo")
+        if not is_sppo(keys):
+            set_update(keys)
     elif keys[_ESTIMATOR] is None:
         keys.problem(
-            f"{_ESTIMATOR} is null, which only the recipe sppo takes, and it has {ETA}",
+            f"{_ESTIMATOR} is null, which only the recipes sppo and spin take, and they have {ETA} and {BETA}",
             key=_ESTIMATOR,
-            fix=f"use {_ESTIMATOR}=grpo, or {ETA}=1.0 for SPPO",
+            fix=f"use {_ESTIMATOR}=grpo, {ETA}=1.0 for SPPO, or {BETA}=0.1 for SPIN",
         )
         keys.put(_ESTIMATOR, "grpo")
 
