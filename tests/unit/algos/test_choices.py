@@ -17,7 +17,13 @@ from posttrain.algos.objective import policy_objective
 from posttrain.cli.algorithms import SECTIONS, settings_rows
 from posttrain.config import RunConfig
 from posttrain.config.algorithm import AdvantageConfig, Aggregation, AlgorithmSection, LossConfig
-from posttrain.config.roles import needs_values, scores_tokens_before
+from posttrain.config.roles import (
+    needs_old_logprobs,
+    needs_ref_logprobs,
+    needs_values,
+    scores_tokens_before,
+    uses_reference,
+)
 from posttrain.descriptions import describe_object
 from posttrain.dialects.detect import read_config
 from posttrain.errors import RequestError
