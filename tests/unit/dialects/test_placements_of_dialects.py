@@ -84,7 +84,14 @@ def test_skyrls_engines_are_copies_of_our_sampler_too() -> None:
         assert rollout.copies == last - 1 and plan.devices == last + 1
 
 
-def test_verls_pools_beside_the_trainers() -> None:
+@pytest.mark.parametrize(
+    ("section", "scorer"),
+    [
+        ("reward_model", ("reward_model.model.path=r", "reward_model.micro_batch_size_per_gpu=1")),
+        ("reward.reward_model", ("+reward.reward_model.model_path=r",)),
+    ],
+)
+def test_verls_pools_beside_the_trainers(section: str, scorer: tuple[str, ...]) -> None:
     """2 devices train, 1 x 2 sample, 1 x 1 scores: 0-1, 3-4 after the reward model's 2."""
     words = (
         "data.train_files=a.parquet", "actor_rollout_ref.model.path=m", "trainer.nnodes=1", "trainer.n_gpus_per_node=2",
@@ -92,15 +99,19 @@ def test_verls_pools_beside_the_trainers() -> None:
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1", "algorithm.adv_estimator=grpo",
         "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1",
         "+actor_rollout_ref.rollout.nnodes=1", "+actor_rollout_ref.rollout.n_gpus_per_node=2",
-        "reward_model.enable=True", "reward_model.model.path=r", "reward_model.micro_batch_size_per_gpu=1",
-        "+reward_model.enable_resource_pool=True", "+reward_model.nnodes=1",
+        f"++{section}.enable=True", f"+{section}.enable_resource_pool=True", f"+{section}.nnodes=1", *scorer,
     )  # fmt: skip
-    plan = plan_of(read_dialect(VERL, None, (*words, "+reward_model.n_gpus_per_node=1")))
+    plan = plan_of(read_dialect(VERL, None, (*words, f"+{section}.n_gpus_per_node=1")))
     placed = {role.role: role.devices for role in plan.roles}
     assert placed == {"rollout": (3, 4), "reward model": (2,), "policy": (0, 1)}
     assert (plan.nodes, plan.devices) == (1, 5)
-    (problem,) = read_dialect(VERL, None, (*words, "+reward_model.n_gpus_per_node=0")).problems
-    assert problem.what == "reward_model has devices of its own, and reward_model.n_gpus_per_node is 0"
+    (problem,) = read_dialect(VERL, None, (*words, f"+{section}.n_gpus_per_node=0")).problems
+    assert problem.what == f"{section} has devices of its own, and {section}.n_gpus_per_node is 0"
+    # beside a sampler's pool a reward model without one is on the trainer's devices
+    beside = [word for word in words if "enable_resource_pool" not in word]
+    plan = plan_of(read_dialect(VERL, None, (*beside, f"+{section}.n_gpus_per_node=1")))
+    placed = {role.role: role.devices for role in plan.roles}
+    assert placed == {"rollout": (2, 3), "reward model": (0, 1), "policy": (0, 1)}
 
 
 def test_rolls_mappings_apart() -> None:

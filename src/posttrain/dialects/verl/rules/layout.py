@@ -9,7 +9,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import recipes
 from posttrain.dialects.verl.rules.look import MEGATRONS_SIZES, engine_options, get, kind_of_device, megatron_options
 from posttrain.dialects.verl.rules.names import ACTOR, FREEZE_ROUTER, MODEL, ROLLOUT
-from posttrain.dialects.verl.rules.reward_server import judge_section, pool_of
+from posttrain.dialects.verl.rules.reward_server import REWARD_MODELS, enabled_section, judge_section, pool_of
 from posttrain.dialects.verl.strategies import MEGATRON, MINDSPEED, OTHERS, SECTIONS, SHARDED, SHARDED_TEXT
 from posttrain.plan.engine import engine_called
 from posttrain.plan.engines.megatron.experts import EXPERTS_OVER, ONE_EXPERT_OVER
@@ -64,15 +64,14 @@ def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bo
     """Devices beside the trainer's, which come first; those of a pool are numbered on. Sets everybody's places when there are
     any, but for those of teachers. Returns the devices of the pools by our role."""
     found: dict[str, tuple[int, int]] = {}  # nodes, and devices of each
-    model, judge = "reward_model", judge_section(keys)
-    if judge is not None:
-        if pool_of(keys, judge) is not None:
-            found[JUDGE] = _pool(keys, judge)
-    elif get(keys, f"{model}.enable_resource_pool") and keys[f"{model}.enable"]:
-        found["reward.model"] = _pool(keys, model)
+    judge, model = judge_section(keys), enabled_section(keys)
+    scored_by = JUDGE if judge is not None else "reward.model"
+    if model is not None and pool_of(keys, model) is not None:
+        found[scored_by] = _pool(keys, model)
     else:
-        for name in ("nnodes", "n_gpus_per_node"):
-            keys.ignore(f"{model}.{name}", f"{model}.enable_resource_pool, or {model}.enable, is not true")
+        for section in REWARD_MODELS:
+            for name in ("nnodes", "n_gpus_per_node"):
+                keys.ignore(f"{section}.{name}", f"{section}.enable_resource_pool, or {section}.enable, is not true")
     if recipes.has_own_devices(keys):
         found["rollout"] = _pool(keys, recipes.POOL)
     elif get(keys, f"{ROLLOUT}.nnodes", 1) != 0 and any(
@@ -93,10 +92,8 @@ def _pools(keys: Reader, fields: dict[str, Any], devices: int, *, has_critic: bo
         if role != TEACHERS:
             fields[f"{role}.devices"] = list(placed[role])
         used += size
-    if judge is not None and JUDGE not in found:
-        fields[f"{JUDGE}.devices"] = list(range(devices))
-    if judge is None and keys[f"{model}.enable"] and "reward.model" not in found:
-        fields["reward.model.devices"] = list(range(devices))
+    if model is not None and scored_by not in found:
+        fields[f"{scored_by}.devices"] = list(range(devices))
     fields["placement.devices"] = used
     nodes = _nodes([(max(1, keys["trainer.nnodes"]), keys["trainer.n_gpus_per_node"]), *found.values()])
     fields["placement.nodes"] = next(count for count in range(nodes, used + 1) if used % count == 0)

@@ -8,6 +8,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 
 _MODEL, _SERVED = "reward_model", "reward.reward_model"  # the section, and its later name
+REWARD_MODELS = (_SERVED, _MODEL)
 _FUNCTION = "custom_reward_function"
 _OURS = "reward.served"
 _ENGINES = ("vllm", "sglang")
@@ -33,10 +34,15 @@ _READ = (
 )
 
 
+def enabled_section(keys: Reader) -> str | None:
+    """The section of the reward model, by its later name or the first one; None where neither is enabled."""
+    return next((at for at in REWARD_MODELS if get(keys, f"{at}.enable", False)), None)
+
+
 def judge_section(keys: Reader) -> str | None:
     """The section of a reward model that a function of the user's asks; None where there is none, or where --here has no room for
     its server."""
-    section = next((at for at in (_SERVED, _MODEL) if get(keys, f"{at}.enable", False)), None)
+    section = enabled_section(keys)
     asked = get(keys, f"{_FUNCTION}.path") or get(keys, f"reward.{_FUNCTION}.path")
     if section is None or not asked or keys.here:
         return None
