@@ -63,6 +63,7 @@ EXTRAS = {
     "starlette": "serve",
     "textual": "show",
     "uvicorn": "serve",
+    "zmq": "gkd",
 }
 # Module that loads functions written for verl; it needs torch.
 VERL_LOADER = "posttrain.algos.verl.functions"

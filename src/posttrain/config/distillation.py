@@ -12,6 +12,7 @@ from posttrain.registry import DIVERGENCES, Registry
 
 COLDEST, HOTTEST = 1e-3, 100.0  # temperatures: below, logits leave float32; above, every distribution is uniform
 LEAST, MOST = 1e-6, 1e4  # weights
+QUEUE = "tcp://"  # beginning of the address of a teacher of verl's recipe gkd
 ROLE = "teacher "  # beginning of the role's name in a placement; the teacher's own name follows
 
 
@@ -19,8 +20,9 @@ class TeacherConfig(Section):
     path: str | None = None
     """Folder or hub id of the teacher, whose tokenizer must be the student's; null for one in a server."""
     endpoints: list[str] = []
-    """URLs of servers that answer completions with prompt_logprobs, as vLLM's do, such as http://host:8000/v1; requests are
-    divided among them. Empty means that the run loads the teacher itself."""
+    """URLs of servers that answer completions with prompt_logprobs, as vLLM's do, such as http://host:8000/v1, or addresses of
+    the teachers of verl's recipe gkd, such as tcp://host:15555; requests are divided among them. Empty means that the run loads
+    the teacher itself."""
     served_model: str | None = None
     """The teacher's name in the server; null means the only model it serves."""
     api_key_variable: str | None = None
@@ -41,6 +43,11 @@ class TeacherConfig(Section):
     """Options for the teacher's engine, as policy.engine_options."""
     devices: list[int] | None = None
     """Devices of the teacher, by number; null means all."""
+
+    @property
+    def queued(self) -> bool:
+        """True for servers that speak the recipe gkd's protocol."""
+        return any(url.startswith(QUEUE) for url in self.endpoints)
 
 
 class DivergenceConfig(AlgorithmSection):

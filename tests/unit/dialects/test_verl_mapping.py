@@ -130,6 +130,35 @@ def test_the_recipe_spin_says_which_responses_are_pairs_and_when_the_reference_m
     assert read(*SPIN, "+trainer.ref_update_freq=-1").config.reference.update_every is None
 
 
+GKD = (
+    *("+rollout.nnodes=1", "+rollout.n_gpus_per_node=1", "actor_rollout_ref.hybrid_engine=False", f"{R}.n=1"),
+    *("+actor_rollout_ref.teacher.server_ip=10.0.0.7", "+actor_rollout_ref.teacher.server_port=99"),
+)
+
+
+def test_the_recipe_gkd_learns_from_the_servers_of_its_teacher_alone() -> None:
+    loaded = read(
+        *GKD, f"+{A}.micro_batch_size=4", f"{A}.ppo_mini_batch_size=2", f"{A}.ppo_epochs=3", "trainer.test_freq=5"
+    )
+    config = loaded.config
+    assert not loaded.problems
+    teacher = config.distillation.teachers["teacher"]
+    assert (teacher.endpoints, teacher.queued, config.distillation.alone) == (["tcp://10.0.0.7:99"], True, True)
+    assert (config.distillation.enters, config.distillation.top_k, config.distillation.top_k_rest) == (
+        "loss",
+        256,
+        "drop",
+    )
+    # 8 prompts, one update
+    assert (config.policy.sequences_per_mini_batch, config.policy.epochs_per_step) == (8, 1)
+    assert config.policy.sequences_per_micro_batch_per_device == 4
+    assert (config.reward.terms, config.validation.every_steps, config.validation.before_training) == ([], None, False)
+    assert (config.asynchronous.mode, config.asynchronous.max_staleness_steps) == ("one_step", 1)
+    assert {f"{A}.ppo_mini_batch_size", f"{A}.ppo_epochs", "trainer.test_freq"} <= {one.key for one in loaded.ignored}
+    two = read(*GKD, "+trainer.scheduler=two_step_off").config.asynchronous
+    assert (two.mode, two.max_staleness_steps) == ("separate", 2)
+
+
 def test_the_recipe_prime_s_file_of_0_7_has_a_later_name_for_the_shape_of_the_learning_rate() -> None:
     words = examples.in_full("verl", "train", ("prime",))
     optimizer = "reward_model.model.optim"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -13,12 +14,13 @@ from posttrain.backends.torch_training.sharding import Sharding
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.distillation import ROLE
 from posttrain.config.roles import teachers_of
+from posttrain.errors import MissingDependency
 from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.models.loading import DTYPES, expanded, load_causal_lm, load_model_config, load_tokenizer
 from posttrain.models.start_layers import fuse_on_cpu
 from posttrain.models.vocabularies import check_same_tokens
 from posttrain.plan.engine import engine_options
-from posttrain.registry import TRAIN_ENGINES
+from posttrain.registry import TRAIN_ENGINES, missing_library
 
 
 def start_teacher(
@@ -83,11 +85,21 @@ def start_teachers(
 
 def served_teachers(config: TrainingConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, TeacherEngine]:
     """Connect to the teachers that are in servers, by name. Raises: RequestError for servers that cannot be used."""
-    return {
-        name: ServedTeacher(name, teacher, tokenizer, _vocabulary(config))
-        for name, teacher in config.distillation.teachers.items()
-        if teacher.endpoints
-    }
+    served = {name: each for name, each in config.distillation.teachers.items() if each.endpoints}
+    kinds = {name: _queued_teacher() if teacher.queued else ServedTeacher for name, teacher in served.items()}
+    return {name: kinds[name](name, teacher, tokenizer, _vocabulary(config)) for name, teacher in served.items()}
+
+
+def _queued_teacher() -> Callable[..., TeacherEngine]:
+    """The client of verl's recipe gkd. Raises: MissingDependency without pyzmq."""
+    try:
+        module = import_module("posttrain.backends.teachers.queued")
+    except ModuleNotFoundError as error:
+        if error.name != "zmq":
+            raise
+        raise MissingDependency(missing_library("zmq", "a teacher at a tcp:// address")) from error
+    kind: Callable[..., TeacherEngine] = module.QueuedTeacher
+    return kind
 
 
 def asked_before(

@@ -51,7 +51,9 @@ def asynchronous_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _uncorrected(config: RunConfig) -> Iterator[Problem]:
-    section = config.asynchronous
+    section, teachers = config.asynchronous, config.distillation
+    if teachers.alone and teachers.enters == "loss":
+        return  # the divergence holds at any tokens, and the policy loss learns nothing
     if section.max_staleness_steps > 0 and not config.loss.corrects_for_sampler:
         yield Problem(
             f"{config.loss.name} takes responses as if the weights at the start of the step had sampled them, and they may be "

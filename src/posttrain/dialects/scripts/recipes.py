@@ -69,6 +69,24 @@ _PRIME = (
     "trainer.val_before_train=False",
     "trainer.balance_batch=False",
 )
+_GKD = (
+    *_OWN_DEVICES,
+    "rollout.n_gpus_per_node=4",
+    "trainer.n_gpus_per_node=4",
+    "+actor_rollout_ref.teacher.server_ip=localhost",
+    "+actor_rollout_ref.teacher.server_port=15555",
+    "+trainer.scheduler=one_step_off",
+    "actor_rollout_ref.actor.strategy=megatron",
+    "+actor_rollout_ref.actor.micro_batch_size=2",
+    "+actor_rollout_ref.actor.max_token_len=1024",
+    "data.prompt_key=question",
+    "data.filter_overlong_prompts=False",
+    "actor_rollout_ref.rollout.load_format=dummy_megatron",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.enable_chunked_prefill=False",
+    "actor_rollout_ref.rollout.enforce_eager=True",
+    "trainer.test_freq=-1",
+)
 _IN_A_QUEUE = Recipe()
 
 # By the end of the module's dotted name.
@@ -90,10 +108,7 @@ RECIPES: dict[str, Recipe] = {
     "rep_exp.main_rep_exp": Recipe(
         "rep_exp_trainer", refused="it rewards elliptical bonuses over the policy's hidden states"
     ),
-    "main_gkd": Recipe(
-        "on_policy_distill_trainer",
-        refused="its teacher answers on a protocol of its own; distillation.enabled=True with verl.trainer.main_ppo distills",
-    ),
+    "main_gkd": Recipe("on_policy_distill_trainer", _GKD),
     "vla.main_ppo": Recipe("rob_ppo_trainer", refused="it trains models that act in simulated robots, not on text"),
     "main_dance": Recipe("dance_ppo_trainer", refused="it trains models that make images, not text"),
     "atropos.main_atropos": Recipe(

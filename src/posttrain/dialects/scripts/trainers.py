@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.errors import Problem
 
 # The peers' own entry points, as modules.
@@ -121,7 +122,7 @@ def trainer_of(word: str) -> Trainer | None:
     own = _OWN_PROGRAMS.fullmatch(written)
     if own is not None:
         return Trainer(f"verl.trainer.{own[1]}", "verl", written)
-    if _RECIPES.fullmatch(written):
+    if _RECIPES.fullmatch(written) or recipe_of(written) is not None:
         return Trainer("verl.trainer.main_ppo", "verl", written)
     if _SKYRL.fullmatch(written):
         return Trainer("skyrl_train.entrypoints.main_base", "skyrl", written)

@@ -25,6 +25,7 @@ TABLES = Tables(
         "reward_model",
         "prime",
         "spin",
+        "gkd",
         "algorithm",
         "trainer",
         "loops",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.algorithm import AdvantageConfig
 from posttrain.config.base import Section
-from posttrain.config.distillation import DistillationConfig, OnPolicyDistillationConfig, TeacherConfig
+from posttrain.config.distillation import QUEUE, DistillationConfig, OnPolicyDistillationConfig, TeacherConfig
 from posttrain.errors import Problem, RequestError
 from posttrain.plan.engine import engine_plan, engine_that
 from posttrain.plan.model_shape import read_shape
@@ -76,6 +76,8 @@ def _teacher_problems(config: TrainingConfig, at: str, teacher: TeacherConfig) -
     if not teacher.endpoints:
         return
     section = config.distillation
+    if teacher.queued:
+        yield from _queue_problems(section, at, teacher)
     if section.beside_the_student:
         what = "a server gives a teacher's most likely tokens, and the divergence compares the whole vocabulary"
         fix = f"use {AT}.top_k=20, or {AT}.divergence.name=sampled_kl"
@@ -88,6 +90,18 @@ def _teacher_problems(config: TrainingConfig, at: str, teacher: TeacherConfig) -
         )
         fix = f"use {AT}.teacher_temperature={1 / given:g}, or load the teacher here ({at}.path without endpoints)"
         yield Problem(what, fix=fix, field=f"{at}.endpoints")
+
+
+def _queue_problems(section: DistillationConfig, at: str, teacher: TeacherConfig) -> Iterator[Problem]:
+    """Report what servers of verl's recipe gkd cannot give."""
+    others = [url for url in teacher.endpoints if not url.startswith(QUEUE)]
+    if others:
+        what = f"{at}.endpoints holds addresses of two kinds of servers, {QUEUE}... and {others[0]}"
+        yield Problem(what, fix="keep one kind, or make two teachers of them", field=f"{at}.endpoints")
+    if section.of_sampled_tokens:
+        what = f"a server at {QUEUE} gives a teacher's most likely tokens, and {section.divergence.name} reads the sampled ones"
+        fix = f"use {AT}.divergence.name=forward_kl with {AT}.top_k=256"
+        yield Problem(what, fix=fix, field=f"{AT}.divergence.name")
 
 
 def _top_k_problems(config: TrainingConfig) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from posttrain.user_files import module_file
 
 
 def missing_libraries(config: RunConfig | SftConfig) -> Iterator[Problem]:
-    """Report each library that a tracker or an adapter needs, and each module of the user's own, that is not installed."""
+    """Report libraries that trackers, teachers and adapters need, and modules of the user's own, that are not installed."""
     for index, name in enumerate(config.tracking.trackers):
         library = TRACKERS.facts(name).library
         if library and not is_installed(library):
@@ -24,6 +24,10 @@ def missing_libraries(config: RunConfig | SftConfig) -> Iterator[Problem]:
         what = f"{served.engine} is not installed in this Python"
         fix = f"name one that has it (reward.served.engine_options.python); or pip install 'posttrain[{served.engine}]'"
         yield Problem(what, fix=fix, field="reward.served.engine", library=served.engine)
+    for name, teacher in config.distillation.teachers.items():
+        if teacher.queued and not is_installed("zmq"):
+            field = f"distillation.teachers.{name}.endpoints"
+            yield replace(missing_library("zmq", "a teacher at a tcp:// address"), field=field)
     for index, module in enumerate(config.model.external_modules):
         try:
             module_file(module, asked=module)

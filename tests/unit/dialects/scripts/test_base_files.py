@@ -111,6 +111,16 @@ def test_the_recipe_spin_without_its_file_learns_from_pairs_and_moves_its_refere
     assert (config.policy.sequences_per_mini_batch, config.policy.schedule.warmup_updates) == (16, 15)
 
 
+def test_the_recipe_gkd_is_known_by_the_name_of_its_module_alone() -> None:
+    words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.strategy=fsdp"]
+    found = arguments_of(trainer("main_gkd"), ["--config-name", "on_policy_distill_trainer", *words], [])
+    loaded = load_request(found, "verl", skip_files=True)
+    config = loaded.config
+    assert not loaded.problems and config.distillation.teachers["teacher"].endpoints == ["tcp://localhost:15555"]
+    assert (config.policy.sequences_per_micro_batch_per_device, config.data.prompt_column) == (2, "question")
+    assert config.rollout.devices == [4, 5, 6, 7]
+
+
 def test_the_recipe_prime_without_its_file_trains_its_process_reward_model() -> None:
     words = ["data.train_files=a.parquet", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
     words += ["reward_model.model.path=judge", "reward_model.micro_batch_size_per_gpu=2", "data.oversample_factor=2"]

@@ -10,6 +10,7 @@ from posttrain.dialects.verl.rules import algorithm, recipes, records
 from posttrain.dialects.verl.rules.asynchronous import asynchronous, set_generation
 from posttrain.dialects.verl.rules.batches import batches, count_generated
 from posttrain.dialects.verl.rules.distillation import distillation
+from posttrain.dialects.verl.rules.gkd import set_sizes
 from posttrain.dialects.verl.rules.later_names import read_later_names
 from posttrain.dialects.verl.rules.layout import Layout, layout
 from posttrain.dialects.verl.rules.look import get
@@ -35,6 +36,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     set_group(keys)
     name_of_engine(keys)
     recipes.set_step(keys)
+    set_sizes(keys)
     set_estimator(keys)
     set_generation(keys)
     step = count_generated(keys)

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.dialects.reader import HYDRA_CLASS, Reader
 from posttrain.dialects.value_types import fits, parse_type
+from posttrain.dialects.verl.rules.gkd import gkd, is_gkd
 from posttrain.dialects.verl.rules.look import get
 from posttrain.errors import did_you_mean
 
@@ -48,7 +49,7 @@ def distillation(
     if not get(keys, f"{SECTION}.enabled", False):
         for key in (*(f"{SECTION}.{name}" for name in _POOL), *(f"{LOSS}.{name}" for name in _KEYS)):
             keys.ignore(key, f"{SECTION}.enabled is false")
-        return {}
+        return gkd(keys) if is_gkd(keys) else {}
     mode = keys[f"{LOSS}.loss_mode"]
     rewards, as_advantage = keys[f"{LOSS}.use_task_rewards"], keys[f"{LOSS}.use_policy_gradient"]
     fields: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.early_correction import first_correction
+from posttrain.dialects.verl.rules.gkd import gkd_loop, is_gkd
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR
 
@@ -68,6 +69,8 @@ def recipe(keys: Reader) -> dict[str, Any]:
         return _partial_rollout(keys)
     if is_fully_async(keys):
         return _fully_async(keys)
+    if is_gkd(keys):
+        return gkd_loop(keys)
     return _one_step_off(keys) if has_own_devices(keys) else {}
 
 

@@ -35,6 +35,7 @@ EXPERT_OPTIONS = (
     SMALL_LOGITS,
 )
 WHERE_THEY_GO = "tokens go where the model's own router sends them"
+_NONE_DROPPED = "every token reaches its experts, in the sampler as here: none is dropped, whatever their number"
 _NO_KERNELS = "layers are computed by megatron-core's own modules, without the kernels of Transformer Engine"
 
 
@@ -66,6 +67,9 @@ class ExpertOptions(Options):
     moe_router_pre_softmax: Any = ignored(WHERE_THEY_GO)
     moe_router_enable_expert_bias: Any = ignored(WHERE_THEY_GO)
     moe_router_bias_update_rate: Any = ignored(WHERE_THEY_GO)
+    moe_expert_capacity_factor: Any = ignored(_NONE_DROPPED)
+    moe_pad_expert_input_to_capacity: Any = ignored(_NONE_DROPPED)
+    moe_token_drop_policy: Any = ignored(_NONE_DROPPED)
     moe_shared_expert_overlap: Any = ignored("shared experts are computed before tokens travel")
     moe_permute_fusion: Any = ignored(_NO_KERNELS)
     moe_enable_deepep: Any = ignored(f"{DISPATCHER} says how tokens travel: {' or '.join(DISPATCHERS)}")

@@ -118,6 +118,7 @@ def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"moe_expert_capacity_factor": 1.2}, "none is dropped"),
         ({"moe_permute_fusion": True}, "without the kernels of Transformer Engine"),
         ({"moe_token_dispatcher_type": "flex"}, "tokens travel by alltoall, to the same experts"),
         ({"use_remove_padding": False, "use_flash_attn": True}, "without the kernels of Transformer Engine"),
