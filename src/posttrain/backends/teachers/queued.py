@@ -49,7 +49,7 @@ class QueuedTeacher:
         self._addresses = list(teacher.endpoints)
         self._texts_at_once = teacher.sequences_per_micro_batch_per_device
         self._timeout_s = teacher.timeout_s
-        self._context = zmq.Context.instance()
+        self._context: zmq.Context[Any] = zmq.Context.instance()
         if teacher.path is not None:
             field = f"{self._field}.path"
             check_same_tokens(tokenizer, load_tokenizer(ModelConfig(path=teacher.path), field=field), field)
