@@ -67,6 +67,9 @@ EXTRAS = {
 }
 # Module that loads functions written for verl; it needs torch.
 VERL_LOADER = "posttrain.algos.verl.functions"
+# Module that checks each call of a user's own function, and the registries that it checks; it needs torch, too.
+OWN_CHECKS = "posttrain.algos.own_functions"
+CHECKED = ("ADVANTAGES", "POLICY_LOSSES", "DIVERGENCES", "TUNE_METHODS")
 _REGISTERED = re.compile(r'\.register\(\s*"([^"]+)"')  # the name of a decorator
 TOOL_EXTRAS = ("browser", "demo", "dev", "docs")  # extras for work on the package itself
 
@@ -107,7 +110,8 @@ class Registry(Generic[F]):
         return name in _files_of(self.package)
 
     def get(self, name: str, path: str | None = None) -> Any:
-        """The thing called ``name``, or the function of that name in the user's file at ``path``; its module is imported now.
+        """The thing called ``name``, or the function of that name in the user's file at ``path``; its module is imported now. An
+        algorithm that is not built in comes with a check of each call.
 
         Raises: UnknownName, listing the known names; MissingDependency when the library it stands on is not installed;
             ConfigError when the user's file cannot be imported.
@@ -118,7 +122,7 @@ class Registry(Generic[F]):
             found = getattr(import_path(path), name, None)
             if not callable(found):
                 raise ConfigError(Problem(f"{name!r} in {path} is not a function", field="name"))
-            return found
+            return self._checked(found, name, path)
         if name not in self._entries:
             if name not in self.names():
                 raise UnknownName(self.problem(name))
@@ -130,7 +134,13 @@ class Registry(Generic[F]):
                 if library in ("", "posttrain"):
                     raise
                 raise MissingDependency(missing_library(library, f"{self.kind} {name}")) from error
-        return self._entries[name]
+        return self._entries[name] if self.is_built_in(name) else self._checked(self._entries[name], name)
+
+    def _checked(self, entry: Any, name: str, path: str | None = None) -> Any:
+        """A user's own function with a check of each call, where its kind has one."""
+        if (variable := self._variable()) not in CHECKED:
+            return entry
+        return importlib.import_module(OWN_CHECKS).checked(entry, variable, self.describe(name, path).inputs)
 
     def describe(self, name: str, path: str | None = None) -> Description[F]:
         """Inputs, settings and facts of a name, read from its source, so that a request can be checked without importing what
@@ -239,8 +249,8 @@ class Registry(Generic[F]):
         return Description(self._facts(**facts), theirs.our_inputs, theirs.settings)
 
     def _variable(self) -> str:
-        """The name that this registry has in this file."""
-        return next(name for name, value in globals().items() if value is self)
+        """The name that this registry has in this file; "" for one that is defined elsewhere."""
+        return next((name for name, value in globals().items() if value is self), "")
 
     def plugged(self) -> set[str]:
         """The names that plug-ins register."""

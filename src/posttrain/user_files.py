@@ -6,9 +6,11 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import sys
+import sysconfig
 import traceback
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
@@ -211,6 +213,36 @@ def place_of(error: BaseException, file: str) -> str:
     """file:line of the last frame in the user's own file, however deep in a library the error was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else file
+
+
+def defined_at(function: object) -> str:
+    """file:line of the definition of a function or class; its name where it has no source."""
+    plain = inspect.unwrap(function) if callable(function) else function
+    code = getattr(plain, "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    try:
+        return f"{inspect.getsourcefile(plain)}:{inspect.getsourcelines(plain)[1]}"  # type: ignore[arg-type]
+    except (TypeError, OSError):
+        return str(getattr(plain, "__name__", plain))
+
+
+def own_line(error: BaseException) -> str:
+    """file:line of the last frame of an error that lies neither in this package nor in a library; in a library where all others
+    do; "" where none is left."""
+    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(package)]
+    paths = sysconfig.get_paths()
+    libraries = tuple(f"{paths[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    own = [each for each in frames if not each.filename.startswith(("<", *libraries))] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def failed_at(error: BaseException, function: object) -> str:
+    """file:line where a user's function failed: the last line of its own file, or its definition where the call itself did."""
+    defined = defined_at(function)
+    place = place_of(error, defined.rpartition(":")[0])
+    return place if ":" in place else defined
 
 
 def loading_problem(error: BaseException, folder: Path, what: str) -> Problem:

@@ -16,7 +16,7 @@ from posttrain.build.train import train_run
 from posttrain.cli.request import check_request, load_request
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.native.loader import read
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, RunStopped
 
 REWARD = """
 def score(data_source, solution_str, ground_truth, extra_info):
@@ -121,6 +121,14 @@ def test_an_estimator_in_a_file_is_planned_and_trained_with(overrides: list[str]
     for line in (folder / "samples/step_1.jsonl").read_text().splitlines():
         sample = json.loads(line)
         assert sample["advantage"] == pytest.approx(sample["reward"] - 0.25, abs=1e-5)
+
+
+def test_a_loss_that_is_never_finite_ends_the_run_by_its_name(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LOSS.replace("return loss", "return (-1 - loss * 0).sqrt()"))
+    config = planned(overrides, f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient", "run.max_skipped_steps=2")
+    with pytest.raises(RunStopped, match=r"2 steps in a row made no update") as stopped:
+        train_run(config)
+    assert f"{tmp_path}/mine.py:6: the policy loss scaled_gradient returned nan for " in str(stopped.value)
 
 
 def test_its_facts_inputs_and_settings_are_checked_without_running_it(overrides: list[str], tmp_path: Path) -> None:

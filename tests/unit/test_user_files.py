@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.user_files import import_path, run_file
+from posttrain.user_files import defined_at, failed_at, import_path, own_line, run_file
 
 
 def test_a_file_that_was_changed_within_the_second_is_run_as_it_is_now(
@@ -43,3 +43,18 @@ def test_files_of_one_name_in_two_packages_stay_apart(tmp_path: Path) -> None:
         (tmp_path / name / "near.py").write_text(f"VALUE = {value}\n")
         (tmp_path / name / "score.py").write_text("from .near import VALUE\n")
     assert [import_path(str(tmp_path / name / "score.py")).VALUE for name in ("one", "two")] == [1, 2]
+
+
+def test_errors_are_placed_in_the_users_own_lines(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.py").write_text(
+        "import json\n\ndef parse(text):\n    return json.loads(text)\n\nclass Rows:\n    pass\n"
+    )
+    mine = import_path(str(file))
+    assert defined_at(mine.parse) == f"{file}:3" and defined_at(mine.Rows) == f"{file}:6"
+    assert defined_at(len) == "len"
+    with pytest.raises(ValueError) as in_library:
+        mine.parse("{")
+    assert own_line(in_library.value) == failed_at(in_library.value, mine.parse) == f"{file}:4"
+    with pytest.raises(TypeError) as in_call:
+        mine.parse()
+    assert failed_at(in_call.value, mine.parse) == f"{file}:3"

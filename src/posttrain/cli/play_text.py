@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from posttrain.cli.viewer.words import visible
 from posttrain.config import RunConfig
-from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvStep, EnvWithdrawn
+from posttrain.interfaces.env import EnvAsk, EnvEvent, EnvFailed, EnvStep, EnvWithdrawn
 from posttrain.interfaces.rollout_engine import Request
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, Trajectory
@@ -33,9 +34,11 @@ class PlayText:
     def __init__(self, *, typed: bool, quiet: bool):
         self._typed = typed
         self._quiet = quiet
-        self._read: list[tuple[int, ...]] = []  # of each conversation, the tokens that were read and written so far
+        self._read: list[_Read] = []  # of each conversation
         self._last: dict[str, tuple[int, ...]] = {}  # of turns that are being taken
         self._turns = 0
+        self._text = ""  # of the last turn
+        self._cuts = False  # the environment has taken less of a turn than was said
 
     def begin(self, config: RunConfig, prompt: Prompt, decoder: Decoder) -> PlayText:
         self.decoder = decoder
@@ -46,21 +49,28 @@ class PlayText:
 
     def asked(self, request: Request) -> None:
         self._turns += 1
-        known = [each for each in self._read if request.token_ids[: len(each)] == each]
-        before = max(known, key=len, default=())
-        if known:
+        ids = request.token_ids
+        before = max((each for each in self._read if ids[: len(each.ids)] == each.ids), key=len, default=None)
+        kept = len(before.ids) if before else 0
+        if before is None and self._cuts:
+            before = max((each for each in self._read if each.begins(ids)), key=len, default=None)
+            kept = _shared(before.ids, ids) if before else 0
+        self._cuts = False
+        begins = "" if before or self._turns == 1 else "; a new training sample begins"
+        if before:
             self._read.remove(before)
-        new = request.token_ids[len(before) :]
-        begins = "" if known or self._turns == 1 else "; a new training sample begins"
-        self._print(
-            f"--- turn {self._turns}: the policy reads {len(new)} more of {len(request.token_ids)} tokens{begins}"
-        )
-        self._print(self.decoder.whole(new))
-        self._last[request.sample_id] = request.token_ids
+            if kept < len(before.ids):
+                begins = (
+                    f"; the environment has kept {kept - before.read} of the {len(before.ids) - before.read} sampled"
+                )
+        self._print(f"--- turn {self._turns}: the policy reads {len(ids) - kept} more of {len(ids)} tokens{begins}")
+        self._print(self.decoder.whole(ids[kept:]))
+        self._last[request.sample_id] = ids
 
     def said(self, response: Trajectory) -> None:
         before = self._last.pop(response.sample_id, ())
-        self._read.append((*before, *response.token_ids))
+        self._read.append(_Read((*before, *response.token_ids), len(before)))
+        self._text = response.text
         if response.failure_reason:
             return
         self._print(f"--- it says, in {len(response.token_ids)} tokens ({response.stop_reason})")
@@ -72,7 +82,11 @@ class PlayText:
             self._print(f"--- the environment has failed: {event.reason}: {event.detail}")
         elif isinstance(event, EnvWithdrawn):
             self._print("--- the agent has abandoned a turn, which does not count")
+        elif isinstance(event, EnvAsk):
+            self._cuts |= event.keeps is not None
         elif isinstance(event, EnvStep):
+            # Another action than a part of what was said would begin a new sample
+            self._cuts = event.action is not None and self._text.startswith(event.action)
             reward = "no reward" if event.reward is None else f"reward {event.reward:g}"
             end = f", the end: {event.stop}" if event.stop else ", the end"
             self._print(f"--- the environment: {reward}{end if event.done else ''}")
@@ -82,6 +96,28 @@ class PlayText:
     def _print(self, text: str) -> None:
         if not self._quiet:
             typer.echo(visible(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The tokens of a conversation after a turn. Args: read, how many of them came before the turn."""
+
+    ids: tuple[int, ...]
+    read: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def begins(self, ids: tuple[int, ...]) -> bool:
+        """True where ``ids`` begins with what was read and the first token of the turn, at least."""
+        return ids[: self.read + 1] == self.ids[: self.read + 1]
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of tokens that two sequences begin with alike."""
+    return next(
+        (place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first)
+    )
 
 
 def summary(played: ScoredGroup, decoder: Decoder, *, tokens: bool) -> str:

@@ -19,7 +19,7 @@ from posttrain.data.assistant_tokens import Tokens
 from posttrain.data.readers import MAX_LISTED
 from posttrain.data.sft import FIELDS, TextSet, What, cut_texts
 from posttrain.errors import ConfigError, DataError, Problem, did_you_mean
-from posttrain.user_files import PACKAGE, import_path, run_file
+from posttrain.user_files import PACKAGE, failed_at, import_path, last_line, place_of, run_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,8 +52,10 @@ def read_items(dataset: Any, read: Callable[[Any, int], Item], what: What) -> li
         try:
             items.append(read(dataset[index], index))
         except Exception as error:  # noqa: BLE001  # a user's class may raise anything; it is reported with its item
-            said = str(error) if isinstance(error, BadItem) else f"{type(error).__name__}: {error}"
-            problems.append(Problem(f"item {index} of {name} {said}", field="data.dataset_class_name"))
+            said = f"item {index} of {name} {error}"
+            if not isinstance(error, BadItem):
+                said = f"{failed_at(error, type(dataset))}: item {index} of {name} cannot be read: {last_line(error)}"
+            problems.append(Problem(said, field="data.dataset_class_name"))
             if len(problems) == MAX_LISTED:
                 break
     if problems:
@@ -77,7 +79,8 @@ def make_dataset(files: Sequence[str], data: TextDataConfig, tokenizer: PreTrain
     except ConfigError as error:
         raise DataError([replace(each, field=field) for each in error.problems]) from error
     except Exception as error:  # the user's code
-        raise DataError(Problem(f"importing {file} failed: {type(error).__name__}: {error}", field=field)) from error
+        what = f"{place_of(error, file)}: importing the file failed: {last_line(error)}"
+        raise DataError(Problem(what, field=field)) from error
     made = getattr(module, name or "", None)
     if not isinstance(made, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
@@ -88,7 +91,7 @@ def make_dataset(files: Sequence[str], data: TextDataConfig, tokenizer: PreTrain
         dataset = made(parquet_files=list(files), tokenizer=tokenizer, config=options)
         len(dataset)
     except Exception as error:  # the user's code
-        said = f"{name} of {file} could not read the {what} files: {type(error).__name__}: {error}"
+        said = f"{failed_at(error, made)}: {name} could not read the {what} files: {last_line(error)}"
         raise DataError(Problem(said, field="data.dataset_class_name")) from error
     return dataset
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.interfaces.roles import WorkersProfiler
-from posttrain.records.notices import Notices
+from posttrain.records.notices import FROM_OWN_FUNCTIONS, Notices
 from posttrain.records.plans import ProfilePlan
 from posttrain.run.clock import Clock
 from posttrain.run.expiry import Expiry
@@ -133,7 +133,8 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
         except StepAbandoned:  # before its first update: data was drawn, and rewards may have been counted
             progress.go_back(before)
             leave_step(step, save, checkpoints, trackers, stop)
-        for text in body.notices.take():
+        notices = [*body.notices.take(), *FROM_OWN_FUNCTIONS.take()]
+        for text in notices:
             trackers.message(text)
         metrics = done.metrics
         progress.idle_steps = 0 if done.updates else progress.idle_steps + 1
@@ -145,7 +146,7 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
         trackers.log(step, metrics | clock.metrics())
         if gives_up:
             what = f"{progress.idle_steps} steps in a row made no update (step {step} was the last)"
-            raise RunStopped(f"{what}: {done.if_idle}")
+            raise RunStopped("\n".join([f"{what}: {done.if_idle}", *notices]))
         for alarm in health.look(step, metrics, done.longest, place=body.samples_place):
             trackers.message(alarm)
         if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from typing import IO, Any
@@ -23,6 +22,7 @@ from posttrain.errors import ConfigError, PosttrainError, Problem, RequestError
 from posttrain.processes import descendants, frames, proc, start, wire
 from posttrain.processes.environment import Kind, variables_for
 from posttrain.processes.worker import load
+from posttrain.user_files import own_line
 
 PATIENCE_S = 2.0  # for a child whose input has ended
 MOST_ANSWER_BYTES = 1 << 30
@@ -130,12 +130,10 @@ def main() -> None:
 
 
 def described(error: BaseException) -> str:
-    """Describe an error with the last file and line outside of this package, in at most 500 characters."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    theirs = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(ours)]
-    place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+    """Describe an error with the user's own file and line, in at most 500 characters."""
+    place = own_line(error)
     text = f"{type(error).__name__}: {error}"
-    return f"{text[:500]}{place}"
+    return f"{text[:500]}{f' ({place})' if place else ''}"
 
 
 def _answer(handler: Any, call: Any) -> bytes:

@@ -17,7 +17,7 @@ from posttrain.rewards.built_in import built_in
 from posttrain.rewards.manager import TokenizerOf, check_manager, load_manager
 from posttrain.rewards.options import RunWide
 from posttrain.rewards.score import Decode, RewardTerms, Term
-from posttrain.rewards.user import check_function, load_batched_function, load_function
+from posttrain.rewards.user import check_function, load_batched_function, load_function, own_place
 
 
 def check_rewards(config: RewardConfig) -> list[Problem]:
@@ -37,7 +37,10 @@ def load_rewards(
     rewards, problems = _try_all(config, partial(_load, run_wide=_run_wide(config), tokenizer=tokenizer))
     if problems:
         raise ConfigError(problems)
-    terms = [replace(term, reward=reward) for term, reward in zip(terms_of(config), rewards, strict=True)]
+    terms = [
+        replace(term, reward=reward, place=own_place(reward))
+        for term, reward in zip(terms_of(config), rewards, strict=True)
+    ]
     return RewardTerms(terms, may_be_none=config.model is not None, decode=decode)
 
 

@@ -49,6 +49,12 @@ class Term:
     first: bool = False  # of a tuple or a list the first entry is the result
     reads_sequence: bool = False  # the reward gets prompt and response in one text with special tokens
     reads_tokens: bool = False  # the reward gets token ids, as ``ResponseText.tokens`` holds them
+    place: str = ""  # file:line of a function of the user's own
+
+    @property
+    def called(self) -> str:
+        """The name in messages, with the place of a function of the user's own."""
+        return f"{self.name}: {self.place}" if self.place else self.name
 
     def counts_for(self, data_source: str) -> bool:
         return not self.data_sources or data_source in self.data_sources
@@ -249,10 +255,12 @@ class RewardTerms:
         results = found[0].tolist() if isinstance(found[0], np.ndarray) else found[0]
         if not isinstance(results, (list, tuple)):
             return Invalid(
-                WRONG_LENGTH, f"{term.name}: returned {_shown(results)}; a list of {len(responses)} is expected"
+                WRONG_LENGTH, f"{term.called}: returned {_shown(results)}; a list of {len(responses)} is expected"
             )
         if len(results) != len(responses):
-            return Invalid(WRONG_LENGTH, f"{term.name}: returned {len(results)} values for {len(responses)} responses")
+            return Invalid(
+                WRONG_LENGTH, f"{term.called}: returned {len(results)} values for {len(responses)} responses"
+            )
         return [_value(result, term) for result in results]
 
 
@@ -275,7 +283,7 @@ def _value(result: Any, term: Term) -> TermAnswer:
     if term.first and isinstance(result, (tuple, list)) and result:
         result = result[0]
     score = result.get("score", _NO_SCORE) if isinstance(result, Mapping) else result
-    value = _number(_single(score), term.name)
+    value = _number(_single(score), term.called)
     if isinstance(value, Invalid):
         return value
     return TermValue(value, tuple(_extras(result, term.name)), tuple(_texts(result)))

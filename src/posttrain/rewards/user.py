@@ -17,7 +17,15 @@ from posttrain.errors import ConfigError, PosttrainError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn, RewardFn
 from posttrain.libraries.verl import modules as verl_modules
 from posttrain.records.prompts import Prompt
-from posttrain.user_files import bound_names, import_path, last_line, parse_file, place_of, source_file
+from posttrain.user_files import (
+    bound_names,
+    defined_at,
+    import_path,
+    last_line,
+    parse_file,
+    place_of,
+    source_file,
+)
 
 # Keyword arguments of a function: verl's compute_score.
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -111,6 +119,13 @@ def load_batched_function(
     _check_batched(inspect.signature(function), path, name, options)
     more = dict(extra_info or {})
     return partial(_score_batch, function=function, file=str(file), options=dict(options), more=more)
+
+
+def own_place(reward: Any) -> str:
+    """file:line of the user's function in a reward that was built here; "" for any other reward."""
+    if isinstance(reward, partial) and reward.func in (_score, _score_batch):
+        return defined_at(reward.keywords["function"])
+    return ""
 
 
 def _check_batched(signature: inspect.Signature, path: str, name: str, options: Mapping[str, Any]) -> None:
@@ -256,7 +271,9 @@ def _called(function: Callable[..., Any], positional: Sequence[Any], arguments: 
         result = function(*positional, **arguments)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
     except (Exception, SystemExit) as error:  # a user's program may fail in any way, and its exit() must not end ours
-        raise UserRewardError(f"{place_of(error, file)}: {last_line(error)}") from error
+        place = place_of(error, file)
+        place = place if ":" in place else defined_at(function)
+        raise UserRewardError(f"{place}: {last_line(error)}") from error
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:

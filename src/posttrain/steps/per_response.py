@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.errors import Problem, RequestError
 from posttrain.records.batches import SequenceBatch
 from posttrain.records.plans import AdvantagePlan
 from posttrain.records.span_tensors import SpanTensor, first_columns, row_counts, spread
+from posttrain.user_files import defined_at
 
 
 def per_response(
@@ -33,5 +35,8 @@ def per_response(
     given = {name: of_trajectories(value) for name, value in inputs.items() if name != "response_mask"}
     given["response_mask"] = first_columns(lengths, width)
     found = estimator(*(given[name] for name in inputs), **plan.parameters)
-    assert isinstance(found, SpanTensor), f"{plan.name} is registered as per_response, and gives numbers of tokens"
+    if not isinstance(found, SpanTensor):  # of the user's own
+        what = f"{defined_at(estimator)}: {plan.name} is registered with per_response=True, and gives numbers of tokens"
+        fix = "return algos.groups.on_tokens(numbers, response_mask), or leave per_response out"
+        raise RequestError(Problem(what, fix=fix, field="advantage.name"))
     return spread(torch.from_numpy(found.of_rows)[trajectories], mask)

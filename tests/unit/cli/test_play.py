@@ -34,11 +34,16 @@ class Echo:
         return {"turns": self.turns}
 """
 
+# As SkyRL's search environment: what stands behind the call is taken away
+CUTTING = WORLD.replace("class Echo", "class Cutting").replace(
+    "return EnvStep(", 'return EnvStep(action=action.partition("</search>")[0] + "</search>", '
+)
+
 
 @pytest.fixture
 def posttrain(command: Run, tmp_path: Path, tiny_llama: Path) -> Run:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "6*7?", "answer": "42"}\n')
-    (tmp_path / "world.py").write_text(WORLD)
+    (tmp_path / "world.py").write_text(WORLD + CUTTING)
     (tmp_path / "run.yaml").write_text(RUN.format(model=tiny_llama))
     return partial(command, "play", "run.yaml")
 
@@ -55,6 +60,17 @@ def test_a_person_takes_the_turns(posttrain: Run) -> None:
     assert "?a\nb\\n" in out  # \n is a line break, \\ a backslash
     assert "reward 0.5, the end: enough" in out and "reward 1 (environment 1)" in out and "turns 2" in out
     assert "=== training sample 1 of 1" in out and "place  mask" in out
+
+
+def test_a_cut_response_begins_no_sample(posttrain: Run) -> None:
+    _, out, _ = posttrain("environment.name=world.py:Cutting", *GENERATED, typed="<search>a</search>b c d\nlast\n")
+    assert "; the environment has kept " in out and "a new training sample" not in out
+    assert "=== training sample 1 of 1" in out
+
+
+def test_another_action_than_the_sampled_one_begins_a_sample(posttrain: Run) -> None:
+    _, out, _ = posttrain("environment.name=world.py:Cutting", *GENERATED, typed="<search>a\nlast\n")
+    assert "a new training sample begins" in out and "=== training sample 2 of 2" in out
 
 
 def test_a_script_and_what_is_trained(posttrain: Run, tmp_path: Path) -> None:

@@ -260,6 +260,16 @@ class Broken(Own):
         return [{"input_ids": [1]}, {"input_ids": [1, 2], "loss_mask": [1, 0]}][index]
 
 
+class Raises(Own):
+    def __getitem__(self, index):
+        return rows[index]
+
+
+class TakesNothing:
+    def __init__(self):
+        pass
+
+
 class Unreadable(Own):
     def __len__(self):
         raise OSError("no such disk")
@@ -285,7 +295,9 @@ def test_a_class_of_ones_own(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("Owm", r"there is no class Owm in .*own.py; did you mean Own\?"),
-        ("Unreadable", r"Unreadable of .*own.py could not read the training files: OSError: no such disk"),
+        ("Unreadable", r"own.py:\d+: Unreadable could not read the training files: OSError: no such disk"),
+        ("Raises", r"own.py:\d+: item 0 of Raises cannot be read: NameError: name 'rows' is not defined"),
+        ("TakesNothing", r"own.py:\d+: TakesNothing could not read .*: TypeError: .*unexpected keyword argument"),
         ("Broken", r"item 0 of Broken has no loss_mask \(it has input_ids\)\nitem 1 of Broken has no token to learn"),
     ],
 )

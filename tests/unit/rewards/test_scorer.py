@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import os
 import time
 from collections.abc import Iterator
@@ -185,8 +186,8 @@ def test_the_same_prompt_twice_in_a_step(start: Any, path: str) -> None:
 @pytest.mark.parametrize(
     ("responses", "reason", "detail"),
     [
-        (("fewer", "x"), "wrong_length", "lengths: returned 1 values for 2 responses"),
-        (("none", "x"), "wrong_length", "lengths: returned None; a list of 2 is expected"),
+        (("fewer", "x"), "wrong_length", "returned 1 values for 2 responses"),
+        (("none", "x"), "wrong_length", "returned None; a list of 2 is expected"),
         (("raise", "x"), "exception", "mine.py:22: KeyError: 'oops'"),
         (("hang", "x"), "timeout", "no answer within 0.5 s"),
         (("end", "x"), "crashed", "the process ended with exit code 1"),
@@ -200,6 +201,7 @@ def test_a_batched_function_that_fails_and_is_not_asked_again_leaves_all_without
     for outcome in scorer.score([group("a", *responses)])[0]:
         assert isinstance(outcome, Invalid)
         assert outcome.reason == reason and outcome.detail.endswith(detail)
+        assert reason != "wrong_length" or outcome.detail.startswith(f"lengths: {path}:")
     assert [outcome.value for outcome in scorer.score([group("b", "x", "yy")])[0]] == [1.0, 2.0]
 
 
@@ -232,7 +234,8 @@ def test_one_wrong_value_of_a_batch_is_one_response_without_a_reward(start: Any,
     for scorer in (start({"name": "lengths", "path": path, "batched": True}), ScorerHere(load_rewards(config))):
         first, second = scorer.score([group("a", "odd", "xx")])[0]
         assert first == Reward(2.0, (("lengths", 2.0),))
-        assert second == Invalid("not_a_number", "lengths: returned the text 'a'; a number is expected")
+        assert isinstance(second, Invalid) and second.reason == "not_a_number"
+        assert re.fullmatch(rf"lengths: {path}:\d+: returned the text 'a'; a number is expected", second.detail)
 
 
 def test_a_failing_term_before_a_batched_one_decides(start: Any, path: str) -> None:

@@ -15,13 +15,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from posttrain.algos.own_functions import described, notice_not_finite
 from posttrain.algos.verl.core_algos import TOKEN_MEAN, agg_loss, aggregated_by
 from posttrain.algos.verl.skyrl_functions import NAMES
 from posttrain.algos.verl.trainer_estimator import EstimatorInTrainer
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.skyrl_modules import standing_in
 from posttrain.libraries.verl.modules import provide
-from posttrain.user_files import import_path, last_line, parse_file, source_file
+from posttrain.user_files import defined_at, failed_at, import_path, last_line, parse_file, source_file
 from posttrain.verl_functions import COLUMN, VerlFunction, find, of_trainer, with_columns
 
 REPORTED = ("clip_fraction", "kl_old", "dual_clip_fraction")  # what verl up to 0.6 returns behind a loss
@@ -96,13 +97,12 @@ class _Estimator:
         for part in found[:2]:
             if not isinstance(part, Tensor) or part.shape != mask[valid].shape:
                 shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
-                what = (
-                    f"{_name_of(self._theirs)} returned {shape}, and advantages are a tensor {list(mask[valid].shape)}"
-                )
+                what = f"{_returned(self._theirs)} {shape}, and advantages are a tensor {list(mask[valid].shape)}"
                 raise RequestError(Problem(what, fix="return (advantages, returns)", field="advantage.name"))
             whole = empty.clone()
             whole[valid] = torch.where(mask[valid], part.float(), 0.0)
             placed.append(whole)
+        notice_not_finite(_returned(self._theirs), placed[0], mask & valid[:, None], ours.values())
         return placed[0], placed[1]
 
 
@@ -147,12 +147,12 @@ class _Loss:
             result = _called(self._theirs, given, "loss.name")
             loss, *others = result if isinstance(result, tuple) else (result,)
             if not isinstance(loss, Tensor) or loss.shape not in (mask.shape, torch.Size([])):
-                what = (
-                    f"{_name_of(self._theirs)} returned no loss: one number, or one of every token {list(mask.shape)}"
-                )
+                expected = f"a loss is one number, or one of every token {list(mask.shape)}"
+                what = f"{_returned(self._theirs)} {described(loss)}, and {expected}"
                 raise RequestError(Problem(what, fix="return (loss, metrics)", field="loss.name"))
             if skyrl and loss.ndim == 0 and self._is_sum(loss, given):
                 loss = loss / mask.sum()
+        notice_not_finite(_returned(self._theirs), loss.expand(mask.shape), mask, ours.values())
         return torch.where(mask, loss, 0.0), _report(others, mask)
 
     def _is_sum(self, loss: Tensor, given: Mapping[str, Any]) -> bool:
@@ -195,9 +195,13 @@ def _called(theirs: Callable[..., Any], given: Mapping[str, Any], field: str) ->
     except RequestError:
         raise
     except Exception as error:  # a user's function may fail in any way
-        what = f"{_name_of(theirs)} failed: {last_line(error)}"
+        what = f"{failed_at(error, theirs)}: {_name_of(theirs)} failed: {last_line(error)}"
         fix = "it is called as its own trainer calls it; what it reads from its config is in the setting config"
         raise RequestError(Problem(what, fix=fix, field=field)) from error
+
+
+def _returned(theirs: Callable[..., Any]) -> str:
+    return f"{defined_at(theirs)}: {_name_of(theirs)} returned"
 
 
 def _name_of(theirs: Callable[..., Any]) -> str:

@@ -8,7 +8,6 @@ import json
 import math
 import random
 import sys
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
@@ -36,6 +35,7 @@ from posttrain.libraries import json_text
 from posttrain.libraries.own_code import load
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ENVS
+from posttrain.user_files import own_line
 
 CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
 TIMEOUT = "env_timeout"
@@ -182,10 +182,9 @@ def failure_of(error: BaseException) -> tuple[str, str]:
         return OTHER, str(error)
     if isinstance(error, RequestError):
         return CRASHED, "; ".join(problem.what for problem in error.problems)
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    place = own_line(error)
     reason = MEMORY if isinstance(error, MemoryError) else CRASHED
-    return reason, f"{type(error).__name__}: {error}{place}"[:1000]
+    return reason, f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"[:1000]
 
 
 def _plain(value: Any, kind: type[EnvStart] | type[EnvStep]) -> dict[str, Any]:

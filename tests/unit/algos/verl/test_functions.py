@@ -216,7 +216,7 @@ def test_what_cannot_be_kept_is_one_error(file: str) -> None:
     zeros = torch.zeros(4, 3)
     with pytest.raises(RequestError, match=r"aggregates by seq-mean-token-mean.*loss_agg_mode=seq-mean-token-mean"):
         POLICY_LOSSES.get("by_sequence", file)(zeros, zeros, zeros, MASK)
-    with pytest.raises(RequestError, match=r"center_on_prompt failed: .*algorithm_shift"):
+    with pytest.raises(RequestError, match=r"for_verl.py:\d+: center_on_prompt failed: .*algorithm_shift"):
         ADVANTAGES.get("shifted", file)(
             zeros, MASK, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool), config={}
         )

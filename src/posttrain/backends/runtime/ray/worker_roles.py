@@ -36,7 +36,7 @@ from posttrain.interfaces.rollout_engine import Request, RolloutEngine, Served
 from posttrain.models.loading import import_modules, load_tokenizer
 from posttrain.models.weight_transfer import Manifest, entry_of, manifest_of
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
-from posttrain.records.notices import Notices
+from posttrain.records.notices import FROM_OWN_FUNCTIONS, Notices
 from posttrain.records.partial_tensors import results_in_parts
 from posttrain.records.plans import (
     CriticUpdatePlan,
@@ -294,15 +294,19 @@ class WorkerRoles:
 
     def _answer(self, result: Any, batch: SequenceBatch) -> Answer:
         """Return this rank's part of a result, and of the first rank everything else of it."""
-        if self._rank == 0:
-            self.outbox.add_notices(self.notices.take())
+        self._send_notices()
         return answer_of(result, batch.response_lengths, store, first=self._rank == 0)
 
     def _reported(self, result: Any) -> Any:
         """Return a result as a plain value, and put the notices for people into the outbox."""
+        self._send_notices()
+        return to_plain(result)
+
+    def _send_notices(self) -> None:
+        """Put the notices of the first rank, and those of every rank about functions of the user's own, into the outbox."""
+        self.outbox.add_notices(FROM_OWN_FUNCTIONS.take())
         if self._rank == 0:
             self.outbox.add_notices(self.notices.take())
-        return to_plain(result)
 
 
 def _unread(tensor: Tensor) -> Tensor:
