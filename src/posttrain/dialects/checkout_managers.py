@@ -34,7 +34,7 @@ def manager_in_checkout(name: str) -> tuple[str, str] | None:
     under by ``@register``, else its class, which a mapping of names to classes or an ``if`` on the name chooses. None without
     one. Files are parsed, not run.
     """
-    files = [file for folder in FOLDERS for file in sorted(Path().glob(f"{folder}/*.py"))]
+    files = [file for folder in FOLDERS for file in sorted(Path().glob(f"{folder}/**/*.py"))]
     texts = {file: file.read_text("utf-8", errors="replace") for file in files}
     registers = re.compile(rf"""@register\(\s*["']{re.escape(name)}["']""")
     if (found := next((file for file, text in texts.items() if registers.search(text)), None)) is not None:

@@ -69,11 +69,11 @@ def test_a_module_that_is_not_there_is_reported_by_plan() -> None:
     assert "there is no module no_such_plug_in" in str(problem) and "model.external_modules" in str(problem)
 
 
-@pytest.mark.parametrize("within", ["", "src/"])
+@pytest.mark.parametrize(("within", "below"), [("", ""), ("src/", ""), ("", "/further")])
 def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: str, below: str
 ) -> None:
-    folder = tmp_path / f"{within}verl/workers/reward_manager"
+    folder = tmp_path / f"{within}verl/workers/reward_manager{below}"
     folder.mkdir(parents=True)
     (folder / "votes.py").write_text('@register("majority")\nclass Votes:\n    pass\n')
     given = [*VERL, "reward_model.reward_manager=majority"]
@@ -83,7 +83,7 @@ def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
     loaded = read_config(None, given, "verl")
     assert not [each for each in loaded.problems if "majority" in str(each)]
     assert (loaded.config.reward.terms[0].name, loaded.config.reward.terms[0].path) == (
-        "majority", f"{within}verl/workers/reward_manager/votes.py",
+        "majority", f"{within}verl/workers/reward_manager{below}/votes.py",
     )  # fmt: skip
 
 

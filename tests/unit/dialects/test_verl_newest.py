@@ -95,6 +95,18 @@ def test_a_file_whose_groups_depend_on_one_of_them_is_composed(tmp_path: Path) -
     assert read_config(str(tmp_path / "ppo_megatron_trainer.yaml"), [], "verl").config.policy.engine == "megatron"
 
 
+def test_a_checkout_without_verls_file_of_the_data_section_has_its_defaults(tmp_path: Path) -> None:
+    """Forks whose git ignores folders called data do not hold verl/trainer/config/data/legacy_data.yaml."""
+    file = tmp_path / "ppo_trainer.yaml"
+    file.write_text("defaults:\n  - data@data: legacy_data\n  - _self_\ntrainer: {n_gpus_per_node: 2}\n")
+    ours = read_config("ppo_trainer", ["trainer.n_gpus_per_node=2", "data.max_prompt_length=99"], "verl")
+    theirs = read_config(str(file), ["data.max_prompt_length=99"], "verl")
+    assert theirs.config.data == ours.config.data and theirs.config.data.max_prompt_tokens == 99
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/legacy_data.yaml").write_text("train_batch_size: 77\n")
+    assert read_config(str(file), [], "verl").config.data.prompts_per_step == 77
+
+
 def test_sections_that_later_files_empty_have_their_defaults(tmp_path: Path) -> None:
     tree: dict[str, Any] = {}
     for key in LEDGER.emptied:

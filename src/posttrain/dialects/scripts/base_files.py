@@ -25,14 +25,7 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
         current one, those above the script. ``where`` is the script's line.
     Raises: ConfigError for a recipe, or a program of the user's own, whose algorithm is not here.
     """
-    recipe = _recipe(trainer)
-    if recipe is not None and recipe.refused:
-        what = f"{trainer.written} is refused: {recipe.refused}"
-        fix = "name verl.trainer.main_ppo in the script to train by PPO or GRPO with these keys"
-        raise ConfigError(Problem(what, fix=fix, where=where))
-    if trainer.refused:
-        fix = trainer.instead or f"name {trainer.module} in the script to train by its own loop with these keys"
-        raise ConfigError(Problem(f"{trainer.written} is refused: {trainer.refused}", fix=fix, where=where))
+    check_refused(trainer, where)
     rest, named = _named_file(without_options(words, trainer.options))
     base = _base(trainer, named, list(roots))
     if trainer.module in RENAMED:
@@ -44,6 +37,18 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
     ):
         rest = [_quoted(word) for word in rest]
     return (*base, *rest, *trainer.adds, *keys_asked_by(trainer))
+
+
+def check_refused(trainer: Trainer, where: str = "") -> None:
+    """Raises: ConfigError for a recipe, or a program of the user's own, whose algorithm is not here."""
+    recipe = _recipe(trainer)
+    if recipe is not None and recipe.refused:
+        what = f"{trainer.written} is refused: {recipe.refused}"
+        fix = "name verl.trainer.main_ppo in the script to train by PPO or GRPO with these keys"
+        raise ConfigError(Problem(what, fix=fix, where=where))
+    if trainer.refused:
+        fix = trainer.instead or f"name {trainer.module} in the script to train by its own loop with these keys"
+        raise ConfigError(Problem(f"{trainer.written} is refused: {trainer.refused}", fix=fix, where=where))
 
 
 def _recipe(trainer: Trainer) -> Recipe | None:

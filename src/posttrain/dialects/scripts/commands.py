@@ -86,7 +86,7 @@ def _called(shell: Shell, words: list[str], node: Node) -> Truth:
     name, *rest = words
     match name:
         case "exit":
-            shell.ended = shell.line(node)
+            shell.ended = f"{shell.script}:{shell.line(node)}"
             raise Leave("exit", not rest or rest[0] == "0")
         case "return":
             raise Leave("return", None if not rest or not rest[0].isdigit() else rest[0] == "0")
@@ -310,6 +310,8 @@ def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
         with _Deeper(shell, Path(f"{name}()"), node):
             return shell.follow(shell, shell.functions[name])
     except Leave as left:
+        if left.kind == "exit" and left.status is False and shell.passes(left):  # die "there is no such file"
+            return None
         if left.kind != "return":
             raise
         return left.status

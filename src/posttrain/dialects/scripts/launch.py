@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.dialects.scripts.base_files import arguments_of
+from posttrain.dialects.scripts.base_files import arguments_of, check_refused
 from posttrain.dialects.scripts.commands import run_text, substitute
 from posttrain.dialects.scripts.names import NUMBERED, SeveralTrainers
 from posttrain.dialects.scripts.own_programs import started_by
@@ -110,6 +110,7 @@ def read_script(
             shell = further
     _check_given(shell, file, given or {})
     call, place, trainer = _chosen(shell, file, wanted)
+    check_refused(trainer, f"{shell.script}:{call.line}")  # before its arguments: none of them would help
     found, unknown = _launch(
         shell, call, place, trainer, arguments, Asked(leaves_out, takes_names, counts_devices, takes_empty, devices)
     )
@@ -138,7 +139,7 @@ def _ends_early(shell: Shell, further: Shell, file: Path) -> Problem:
     """The problem of a script whose conditions are not met, with the values that its trainer's command leaves open."""
     lacks = [hole.fix.partition(",")[0] for hole in further.holes if hole.unset]
     fix = f"posttrain plan {file} {' '.join(dict.fromkeys(lacks))}" if lacks else "meet the condition of that line"
-    what = f"the script ends before it calls a trainer, at {file}:{shell.ended}"
+    what = f"the script ends before it calls a trainer, at {shell.ended}"
     return Problem(what, fix=f"{fix}; plan --skip-files reads on behind such conditions")
 
 
@@ -176,7 +177,7 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, int, Trainer]:
     calls = trainer_calls(shell)
     if not calls and shell.ended:
         fix = "pass what it asks for: posttrain plan SCRIPT.sh VALUE ..."
-        raise ConfigError(Problem(f"the script ends before it calls a trainer, at {file}:{shell.ended}", fix=fix))
+        raise ConfigError(Problem(f"the script ends before it calls a trainer, at {shell.ended}", fix=fix))
     if not calls and (slip := _misspelt(shell)) is not None:
         raise ConfigError(slip)
     if not calls:

@@ -65,21 +65,29 @@ class OwnLoop:
 def own_calls(method: ast.FunctionDef | ast.AsyncFunctionDef, own: set[str]) -> dict[str, int]:
     """Return the calls of a loop that verl's loop does not make, with their lines; ``own`` are the methods of its class."""
     found: dict[str, int] = {}
+    bars = _progress_bars(method)
     for node in ast.walk(method):
         if not isinstance(node, ast.Call):
             continue
-        name = _called(node)
-        if (
-            not name
-            or name in LOOP_CALLS
-            or name in _COMMON
-            or _REPORTS.search(name)
-            or _REPORTERS.search(_owner(node))
-        ):
+        name, owner = _called(node), _owner(node)
+        if not name or name in LOOP_CALLS or name in _COMMON:
+            continue
+        if _REPORTS.search(name) or _REPORTERS.search(owner) or owner in bars:
             continue
         if name in own or not name.startswith("__"):
             found.setdefault(name, node.lineno)
     return found
+
+
+def _progress_bars(method: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of tqdm's bars, all of whose calls report."""
+    made = [node for node in ast.walk(method) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    named = [(node.targets[0], _called(node.value)) for node in made if isinstance(node.value, ast.Call)]
+    return {
+        target.attr if isinstance(target, ast.Attribute) else target.id
+        for target, made_by in named
+        if made_by in ("tqdm", "trange") and isinstance(target, ast.Attribute | ast.Name)
+    }
 
 
 def listed(calls: Mapping[str, int]) -> str:

@@ -36,6 +36,10 @@ _CHOSEN = {
 }
 _BUILT_IN: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
 _BY_RULES = ("no_op",)  # of SkyRL's program of on-policy distillation, which the dialect's rules read
+_ITS_KEYS = (
+    "write its values under verl's keys (of EasyR1, worker.actor is actor_rollout_ref.actor): "
+    "posttrain plan --dialect verl KEY=VALUE ..."
+)
 _DEPTH = 3  # files of base classes that are followed
 
 
@@ -160,6 +164,7 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         _look_at_patches(file, source, roots, theirs, replaced)
     if peer.dialect == "verl":
         _look_at_rewards(file, source, replaced)
+        replaced.refused = _own_configuration(file, source) or replaced.refused
     if replaced.generator and replaced.runs:  # nothing else would call the generator
         why = f"{replaced.runs} has a run of its own, which begins another loop than SkyRL's"
         replaced.refused = replaced.refused or why
@@ -174,7 +179,20 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         refused=replaced.refused or ("" if of_the_peer else replaced.sets_up),
         adds=tuple(replaced.adds),
         options=options_of(source) if peer.dialect == "skyrl" else {},
+        instead=_ITS_KEYS if replaced.refused and _own_configuration(file, source) else "",
     )
+
+
+def _own_configuration(file: Path, source: ast.Module) -> str:
+    """Why a program that is built on verl's trainer takes other keys than verl's: it makes its configuration of a dataclass, as
+    EasyR1 does; "" for one that reads files."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "OmegaConf.structured" and node.args:
+            made = ast.unparse(node.args[0]).removesuffix("()")
+            return (
+                f"its configuration is {made} (line {node.lineno} of {file}), whose keys are not those of verl's files"
+            )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

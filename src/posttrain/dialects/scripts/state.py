@@ -76,7 +76,7 @@ class Shell:
     piped: str | None = None  # the standard input of a command in a pipeline, or behind <<<
     depth: int = 0
     line_offset: int = 0  # of a text that is parsed apart from its file
-    ended: int = 0  # the line of an exit that was reached; 0: none
+    ended: str = ""  # file:line of an exit that was reached; "": none
     exported: set[str] = field(default_factory=set)  # what a script that this one calls receives
     exports_all: bool = False  # set -a
     integers: set[str] = field(default_factory=set)  # declare -i
@@ -111,11 +111,11 @@ class Shell:
         return self.folder / text
 
     def passes(self, left: Leave) -> bool:
-        """Return True where an ``exit`` in a branch is a guard that this reading passes."""
+        """Return True where an ``exit`` in a branch, or in a function that fails, is a guard that this reading passes."""
         if left.kind != "exit" or not self.passes_guards:
             return False
-        self.guards.append(f"{self.script}:{self.ended}")
-        self.ended = 0
+        self.guards.append(self.ended)
+        self.ended = ""
         return True
 
     def enter(self, text: str) -> None:

@@ -65,6 +65,9 @@ DIALECT = Dialect(
         "sft_trainer_engine": _sft_trainer_engine,
         "generation": _generation,
         "evaluation": _evaluation,
+        "legacy_data": lambda: _ppo_trainer()[
+            "data"
+        ],  # named by ppo_trainer.yaml; forks whose git ignores data/ lack it
     },
     options={
         "sft_trainer_engine": {

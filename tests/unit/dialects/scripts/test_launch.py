@@ -413,6 +413,33 @@ def test_a_plan_reads_on_behind_conditions_and_asks_for_numbers_alone(tmp_path: 
     assert "$2" not in str(raised.value)  # a path that need not exist
 
 
+LAUNCHER = f"""die() {{
+    echo "$*" >&2
+    exit 2
+}}
+check() {{
+    if [[ -e $1 ]]; then
+        return 0
+    fi
+    die "there is no $1"
+}}
+check "$1"
+{CALL}data.train_files=$1 data.train_batch_size=32 algorithm.adv_estimator=grpo
+"""
+
+
+def test_a_plan_reads_on_behind_a_function_that_fails(tmp_path: Path) -> None:
+    """Which stands in the script that another one hands over to: that one's line is named."""
+    (tmp_path / "launch.sh").write_text(LAUNCHER)
+    script = tmp_path / "run.sh"
+    script.write_text(f'exec bash "{tmp_path}/launch.sh" data/train.parquet\n')
+    assert "ends before it calls a trainer, at" in problems(tmp_path, script.read_text())
+    assert "launch.sh:3" in problems(tmp_path, script.read_text())
+    loaded = load_request([str(script)], None, here=True, skip_files=True)
+    assert loaded.config.data.prompts_per_step == 32
+    assert any("launch.sh:3 unless its condition there is met" in warning for warning in loaded.warnings)
+
+
 def test_an_unknown_value_of_a_key_without_effect_is_left_out(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"{CALL}data.return_raw_chat=$return_raw_chat data.train_files=x\n")

@@ -51,6 +51,7 @@ def launched(
     [
         *("print(batch)", "self._save_samples(batch)", "compute_reward_metrics(batch)", "batch.clone()"),
         *("logger_instance.finish()", "self.wandb_run.alert(batch)"),
+        "bar = tqdm(total=1); bar.set_postfix(loss=0); bar.refresh()",
     ],
 )
 def test_a_loop_that_differs_in_its_reports_alone_is_verls(tmp_path: Path, package: str, call: str) -> None:
@@ -62,6 +63,11 @@ def test_a_forks_loop_behind_verls_name_is_named_with_its_lines(tmp_path: Path, 
     (asked,) = launched(tmp_path, "verl.trainer", call="batch = keep_the_middle(batch)", within=within).asks
     assert "RayPPOTrainer.fit (line 5 of" in asked.what
     assert "calls keep_the_middle (line 9), which verl's does not" in asked.what and "run.sh:1" in asked.where
+
+
+def test_only_bars_of_tqdm_report(tmp_path: Path) -> None:
+    (asked,) = launched(tmp_path, "verl.trainer", call="pool = Pool(total=1); pool.refresh()").asks
+    assert "calls Pool (line 9), refresh (line 9)" in asked.what
 
 
 def test_a_loop_of_another_package_is_refused(tmp_path: Path) -> None:

@@ -243,3 +243,13 @@ def test_a_trainers_file_that_another_program_changes_is_no_launch(tmp_path: Pat
         read_script(str(script), (), {}, folder=tmp_path)
     script.write_text("python3 tools/logged.py verl/trainer/main_ppo.py data.train_batch_size=8\n")
     assert read_script(str(script), (), {}, folder=tmp_path).arguments == ("data.train_batch_size=8",)
+
+
+def test_a_program_with_a_configuration_of_its_own_is_refused_before_its_variables(tmp_path: Path) -> None:
+    """As EasyR1, whose sections are worker.actor, worker.rollout, ..."""
+    program = f"{IMPORT}config = OmegaConf.merge(OmegaConf.structured(PPOConfig()), OmegaConf.from_cli())\n"
+    with pytest.raises(ConfigError) as error:
+        launched(tmp_path, program, "python3 mine.py worker.actor.model.model_path=$1")
+    [problem] = error.value.problems
+    assert "its configuration is PPOConfig (line 2 of" in problem.what and "run.sh:1" in problem.where
+    assert "worker.actor is actor_rollout_ref.actor" in problem.fix
