@@ -14,6 +14,7 @@ from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
 from posttrain.dialects.scripts.own_managers import DONE_HERE, handed_on, managers_of
+from posttrain.dialects.scripts.own_rewards import own_rewards
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
 from posttrain.dialects.scripts.recipes import recipe_of
@@ -145,6 +146,10 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
             what = f"the checkout's own loop, {loop.title}, calls {listed(loop.calls)}, which verl's does not: a run calls none"
             fix = f"confirm by name that verl's loop is meant: +posttrain.own_keys=[{loop.name}]"
             asks.append(Problem(what, fix=fix, field=loop.name))
+    plays = any(each.startswith(f"+{OUR_SECTION}.environment.name=") for each in trainer.adds)
+    program = next((root / path for root in roots if (root / path).is_file()), None)
+    if program is not None and not plays and (rewards := own_rewards(program, words)) is not None:
+        asks.append(rewards)
     return replace(trainer, asks=tuple(asks))
 
 

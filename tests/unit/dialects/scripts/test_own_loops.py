@@ -93,6 +93,40 @@ def test_rewards_of_a_method_that_the_loop_calls_count(tmp_path: Path) -> None:
     assert "calls _compute (line 8)" in asked.what
 
 
+REWARDS = """
+def _select_rm_score_fn(source): ...
+def by_tests(text): ...
+class RewardManager:
+    def __init__(self, tokenizer, num_examine{given}): ...
+    def __call__(self, data):
+        return {calls}(data)
+def run(config):
+    reward_fn = RewardManager(tokenizer=1, num_examine=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "given", "words", "said"),
+    [
+        ("_select_rm_score_fn", "", "", ""),
+        ("by_tests", "", "", "which calls by_tests; a run does not call it"),
+        ("_select_rm_score_fn", ", version=1", "", "which is given version; a run"),
+        ("by_tests", ", version=1", "custom_reward_function.path=null", "calls by_tests and is given version"),
+        ("by_tests", "", "custom_reward_function.path=mine.py", ""),
+    ],
+)
+def test_rewards_in_the_main_program_of_a_fork_need_a_confirmation(
+    tmp_path: Path, calls: str, given: str, words: str, said: str
+) -> None:
+    launched(tmp_path, "verl.trainer")
+    program = tmp_path / "verl/trainer/main_ppo.py"
+    program.write_text(program.read_text() + REWARDS.format(calls=calls, given=given))
+    script = tmp_path / "run.sh"
+    script.write_text(f"{script.read_text().strip()} {words}\n")
+    asks = read_script(str(script), (), {}, folder=tmp_path).asks
+    assert [said in each.what and "own_keys=[RewardManager]" in each.fix for each in asks] == ([True] if said else [])
+
+
 def test_several_calls_are_listed_together(tmp_path: Path) -> None:
     (asked,) = launched(tmp_path, "verl.trainer", call="[one(), two(), three(), four(), five(), six()]").asks
     assert "one (line 9), two (line 9), three (line 9), four (line 9) and 2 more" in asked.what
