@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,9 +67,15 @@ EXTRAS = {
 }
 # Module that loads functions written for verl; it needs torch.
 VERL_LOADER = "posttrain.algos.verl.functions"
-# Module that checks each call of a user's own function, and the registries that it checks; it needs torch, too.
+# Module that checks each call of a user's own function; it needs torch, too.
 OWN_CHECKS = "posttrain.algos.own_functions"
-CHECKED = ("ADVANTAGES", "POLICY_LOSSES", "DIVERGENCES", "TUNE_METHODS")
+# Registries whose functions it checks, and the section that names one
+SECTIONS = {
+    "ADVANTAGES": "advantage",
+    "POLICY_LOSSES": "loss",
+    "DIVERGENCES": "distillation.divergence",
+    "TUNE_METHODS": "method",
+}
 _REGISTERED = re.compile(r'\.register\(\s*"([^"]+)"')  # the name of a decorator
 TOOL_EXTRAS = ("browser", "demo", "dev", "docs")  # extras for work on the package itself
 
@@ -119,10 +125,7 @@ class Registry(Generic[F]):
         if path is not None:
             if self.written_for_verl(name, path):
                 return importlib.import_module(VERL_LOADER).load(path, name)
-            found = getattr(import_path(path), name, None)
-            if not callable(found):
-                raise ConfigError(Problem(f"{name!r} in {path} is not a function", field="name"))
-            return self._checked(found, name, path)
+            return self._checked(self._own(name, path), name, path)
         if name not in self._entries:
             if name not in self.names():
                 raise UnknownName(self.problem(name))
@@ -136,9 +139,21 @@ class Registry(Generic[F]):
                 raise MissingDependency(missing_library(library, f"{self.kind} {name}")) from error
         return self._entries[name] if self.is_built_in(name) else self._checked(self._entries[name], name)
 
+    def _own(self, name: str, path: str) -> Any:
+        """The function in a user's file. Raises: ConfigError, at the keys that name it."""
+        try:
+            found = getattr(import_path(path), name, None)
+            if not callable(found):
+                raise ConfigError(Problem(f"{name!r} in {path} is not a function", field="name"))
+        except ConfigError as error:
+            section = SECTIONS.get(self._variable())
+            at = [replace(each, field=f"{section}.{each.field}") if section else each for each in error.problems]
+            raise ConfigError(at) from error
+        return found
+
     def _checked(self, entry: Any, name: str, path: str | None = None) -> Any:
         """A user's own function with a check of each call, where its kind has one."""
-        if (variable := self._variable()) not in CHECKED:
+        if (variable := self._variable()) not in SECTIONS:
             return entry
         return importlib.import_module(OWN_CHECKS).checked(entry, variable, self.describe(name, path).inputs)
 

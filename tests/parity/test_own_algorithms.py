@@ -131,6 +131,15 @@ def test_a_loss_that_is_never_finite_ends_the_run_by_its_name(overrides: list[st
     assert f"{tmp_path}/mine.py:6: the policy loss scaled_gradient returned nan for " in str(stopped.value)
 
 
+def test_an_estimator_that_is_never_finite_ends_the_run_by_its_name(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ADVANTAGE.replace("rewards - margin", "rewards / 0 - rewards / 0"))
+    own = (f"advantage.path={tmp_path}/own.py", "advantage.name=above", "run.max_skipped_steps=1")
+    with pytest.raises(RunStopped, match=r"own\.py:6: the advantage estimator above returned nan for "):
+        train_run(planned(overrides, *own))
+    lines = (tmp_path / "run/samples/step_1.jsonl").read_text().splitlines()
+    assert lines and all(json.loads(line)["advantage"] is None for line in lines)
+
+
 def test_its_facts_inputs_and_settings_are_checked_without_running_it(overrides: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('it was run')\n" + LOSS)
     own = (f"loss.path={tmp_path}/mine.py", "loss.name=scaled_gradient")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from posttrain.errors import PosttrainError, Problem, RequestError
 from posttrain.records.notices import FROM_OWN_FUNCTIONS
+from posttrain.registry import SECTIONS
 from posttrain.user_files import defined_at, failed_at, last_line
 
 PER_TOKEN_LOSS = (
@@ -41,7 +42,7 @@ def checked(function: Callable[..., Any], registry: str, names: Sequence[str]) -
         own = _Call(function, registry, dict(zip(names, inputs, strict=False)))
         try:
             result = function(*inputs, **settings)
-        except Exception as error:  # a user's function may fail in any way
+        except (Exception, SystemExit) as error:  # a user's function may fail in any way
             if isinstance(error, (PosttrainError, MemoryError)) or "not enough memory" in str(error):
                 raise
             if isinstance(error, torch.OutOfMemoryError):
@@ -69,16 +70,21 @@ class _Call:
         """file:line of the definition."""
         return defined_at(self.function)
 
-    def failed(self, error: Exception) -> RequestError:
+    def failed(self, error: BaseException) -> RequestError:
         what = f"{failed_at(error, self.function)}: {self.name} failed: {last_line(error)}"
-        shapes = ", ".join(f"{name} {described(value)}" for name, value in self.inputs.items())
+        tensors = {name: each for name, each in self.inputs.items() if isinstance(each, Tensor)}
+        shapes = ", ".join(f"{name} {list(each.shape)}" for name, each in tensors.items())
         return RequestError(
-            Problem(what, fix=f"it was called with {shapes or 'no inputs'}", field=FIELDS[self.registry])
+            Problem(
+                what,
+                fix=f"it was called with {shapes or 'no tensors: its parameters are its inputs, by their names'}",
+                field=f"{SECTIONS[self.registry]}.name",
+            )
         )
 
     def wrong(self, returned: str, fix: str) -> RequestError:
         what = f"{self.place}: {self.name} returned {returned}"
-        return RequestError(Problem(what, fix=fix, field=FIELDS[self.registry]))
+        return RequestError(Problem(what, fix=fix, field=f"{SECTIONS[self.registry]}.name"))
 
     def tokens(self) -> tuple[int, ...] | None:
         """[B, T]: the shape of the inputs with a number per token; None where it takes none."""
@@ -88,7 +94,7 @@ class _Call:
         mask = next((self.inputs[name] for name in MASKS if name in self.inputs), None)
         if mask is None:  # values behind a mask that it does not take may be anything
             return
-        valid = self.inputs.get("valid")
+        valid: Any = self.inputs.get("valid")
         mask = mask & valid[:, None] if _is_tensor(valid, 1) else mask
         notice_not_finite(f"{self.place}: {self.name} returned", values, mask, self.inputs.values())
 
@@ -175,12 +181,6 @@ KINDS = {
     "POLICY_LOSSES": "policy loss",
     "DIVERGENCES": "divergence",
     "TUNE_METHODS": "tuning method",
-}
-FIELDS = {
-    "ADVANTAGES": "advantage.name",
-    "POLICY_LOSSES": "loss.name",
-    "DIVERGENCES": "distillation.divergence.name",
-    "TUNE_METHODS": "method.name",
 }
 CHECKS: Mapping[str, Callable[[Any, _Call], Any]] = {
     "ADVANTAGES": _advantages,

@@ -79,8 +79,8 @@ def make_dataset(files: Sequence[str], data: TextDataConfig, tokenizer: PreTrain
     except ConfigError as error:
         raise DataError([replace(each, field=field) for each in error.problems]) from error
     except Exception as error:  # the user's code
-        what = f"{place_of(error, file)}: importing the file failed: {last_line(error)}"
-        raise DataError(Problem(what, field=field)) from error
+        said = f"{place_of(error, file)}: importing the file failed: {last_line(error)}"
+        raise DataError(Problem(said, field=field)) from error
     made = getattr(module, name or "", None)
     if not isinstance(made, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.errors import RequestError
+from posttrain.errors import ConfigError, RequestError
 from posttrain.records.notices import FROM_OWN_FUNCTIONS
 from posttrain.registry import ADVANTAGES, DIVERGENCES, POLICY_LOSSES, TUNE_METHODS, Registry
 
@@ -60,6 +60,7 @@ def error(call: Call, tmp_path: Path) -> Call:
         ("return -advantages * policy_logprobs, {'seen': mask.sum(dim=1)}", "a tensor of shape [2] to log as 'seen'"),
         ("return -advantages * policy_logprobs, {'seen': 'all'}", "'all' to log as 'seen'"),
         ("return -advantages * policy_logprobs, 0.5", "mine.py:2: the policy loss mine returned (a tensor of shape [2, 3], 0.5)"),
+        ("raise SystemExit(3)", "mine.py:3: the policy loss mine failed: SystemExit: 3"),
         ("pass", "mine.py:2: the policy loss mine returned None"),
     ],
 )  # fmt: skip
@@ -69,7 +70,22 @@ def test_a_loss_that_fails_is_named(error: Call, line: str, said: str) -> None:
 
 def test_what_a_failing_function_was_called_with_is_said(error: Call) -> None:
     text = error(POLICY_LOSSES, LOSS_INPUTS, "return policy_logprobs @ advantages, {}")
-    assert "it was called with policy_logprobs a tensor of shape [2, 3], advantages a tensor of shape [2, 3]" in text
+    assert "it was called with policy_logprobs [2, 3], advantages [2, 3], mask [2, 3]" in text
+
+
+def test_a_function_without_named_inputs_is_told_how_they_are_found(error: Call) -> None:
+    assert "its parameters are its inputs, by their names" in error(
+        POLICY_LOSSES, {}, "return args[0], {}", takes="*args"
+    )
+
+
+def test_a_file_that_cannot_be_imported_is_placed_at_its_key(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.py").write_text("import no_such_library\ndef mine(policy_logprobs): ...\n")
+    with pytest.raises(ConfigError) as raised:
+        POLICY_LOSSES.get("mine", str(file))
+    assert [(each.field, "mine.py:1: importing the file failed" in each.what) for each in raised.value.problems] == [
+        ("loss.path", True)
+    ]
 
 
 def test_a_loss_may_return_no_report_and_log_numbers(call: Call) -> None:

@@ -194,7 +194,7 @@ def _called(theirs: Callable[..., Any], given: Mapping[str, Any], field: str) ->
         return theirs(**given)
     except RequestError:
         raise
-    except Exception as error:  # a user's function may fail in any way
+    except (Exception, SystemExit) as error:  # a user's function may fail in any way
         what = f"{failed_at(error, theirs)}: {_name_of(theirs)} failed: {last_line(error)}"
         fix = "it is called as its own trainer calls it; what it reads from its config is in the setting config"
         raise RequestError(Problem(what, fix=fix, field=field)) from error
