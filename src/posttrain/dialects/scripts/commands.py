@@ -310,7 +310,8 @@ def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
         with _Deeper(shell, Path(f"{name}()"), node):
             return shell.follow(shell, shell.functions[name])
     except Leave as left:
-        if left.kind == "exit" and left.status is False and shell.passes(left):  # die "there is no such file"
+        # die "there is no such file"
+        if left.kind == "exit" and left.status is False and shell.passes(left):
             return None
         if left.kind != "return":
             raise

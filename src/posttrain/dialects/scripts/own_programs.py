@@ -184,8 +184,8 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
 
 
 def _own_configuration(file: Path, source: ast.Module) -> str:
-    """Why a program that is built on verl's trainer takes other keys than verl's: it makes its configuration of a dataclass, as
-    EasyR1 does; "" for one that reads files."""
+    """The reason for which a program on verl's trainer takes other keys than verl's: it makes its configuration of a dataclass,
+    as EasyR1 does; "" for one that reads files."""
     for node in ast.walk(source):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "OmegaConf.structured" and node.args:
             made = ast.unparse(node.args[0]).removesuffix("()")

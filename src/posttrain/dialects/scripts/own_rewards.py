@@ -17,9 +17,9 @@ _GIVEN = frozenset(("self", "tokenizer", "num_examine", "compute_score", "reward
 
 
 def own_rewards(program: Path, words: Sequence[str]) -> Problem | None:
-    """What a run needs confirmed where the program scores by a class of its own, which is not called here: one that calls
-    further functions of the program, or is given further values. None where it is verl's, or where the command names a function.
-    """
+    """The problem that a run needs confirmed where the program scores by a class of its own, which is not called here: one that
+    calls further functions of the program, or is given further values. None where it is verl's, or where the command names a
+    function."""
     source = parsed(program)
     given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{_FUNCTION}=")]
     if source is None or (given and given[-1].strip("'\"") not in ("", "null", "None")):
