@@ -190,7 +190,10 @@ def test_an_empty_switch_is_off_as_in_verl_and_said(tmp_path: Path) -> None:
 def test_names_of_samplers_that_are_no_more(tmp_path: Path) -> None:
     loaded = read_config(None, [*SIZES, f"{R}.name=sglang_async"], "verl")
     assert not loaded.problems and loaded.config.rollout.engine == "sglang"
-    assert not read(tmp_path, "", f"{R}.name=trtllm").problems
+    for here in (True, False):
+        loaded = read_config(None, [*SIZES, f"{R}.name=trtllm", f"{R}.tensor_model_parallel_size=1"], "verl", here=here)
+        assert not loaded.problems and loaded.config.rollout.engine == ("native" if here else "vllm")
+    assert any("no sampler of TensorRT-LLM here; vLLM samples" in text for text in loaded.warnings)
     # Two of the four devices that split a layer
     split = (f"{R}.tensor_model_parallel_size=4", f"++{R}.expert_parallel_size=2")
     loaded = read(tmp_path, "", f"{R}.name=trtllm", *split)
@@ -399,3 +402,23 @@ def test_a_default_that_the_file_repeats_gives_way_to_the_other_name(tmp_path: P
         assert loaded.config.policy.routing_replay
     clash = read(tmp_path, text, f"{both[0]}=R2", f"{both[1]}=R3")
     assert any("is the later name of" in one.what for one in clash.problems)
+
+
+def test_a_checkout_of_verl_whose_samplers_are_servers_prefills_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 0.7 verl refuses fewer tokens in one pass than the longest sequence has; its servers leave them to vLLM."""
+    words = [*SIZES, f"{R}.name=vllm", f"{R}.tensor_model_parallel_size=1", f"{R}.max_num_batched_tokens=64"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "verl/version").mkdir(parents=True)
+    for version, problems in (("0.6.1", 1), ("0.7.0", 0)):
+        (tmp_path / "verl/version/version").write_text(version)
+        found = read_config(None, [*words, f"{R}.enable_chunked_prefill=True"], "verl").problems
+        assert len(found) == problems and all("in one pass are fewer than" in each.what for each in found)
+
+
+def test_a_sampler_that_would_round_its_weights_does_not(tmp_path: Path) -> None:
+    loaded = read(tmp_path, "", f"+{R}.quantization=fp8")
+    assert not loaded.problems
+    (said,) = [each.reason for each in loaded.ignored if each.key == f"{R}.quantization"]
+    assert "from the policy that learns" in said

@@ -73,12 +73,6 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "",
     ),
     (
-        (f"{R}.name=trtllm", f"{R}.tensor_model_parallel_size=1"),
-        f"{R}.name",
-        "no sampler of TensorRT-LLM",
-        f"{R}.name=vllm",
-    ),
-    (
         ("+algorithm.rollout_is=True", "+algorithm.rollout_is_threshold=2.0", "+algorithm.rollout_is_veto_threshold=0"),
         "algorithm.rollout_is_veto_threshold",
         "a ratio is above 0",

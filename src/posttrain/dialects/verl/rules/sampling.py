@@ -8,12 +8,14 @@ from posttrain.dialects.converters import CONVERTERS
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get, names_a_later_key
 from posttrain.dialects.verl.rules.names import MODEL, ROLLOUT
+from posttrain.dialects.versions import checkout_version
 
 # Sections that say whose responses are kept, the later ones first.
 _SPLITS = ("tensor_parallel_size", "tp_size")  # verl gives a sampler so many devices as its own key says
 _N_VAL, _VAL_TEMPERATURE = f"{ROLLOUT}.n_val", f"{ROLLOUT}.val_temperature"  # of forks
 _SKIPS = ("skip.async_rollout", "skip.rollout_tq", "skip.rollout", f"{ROLLOUT}.skip")
 # Arguments of the sampler that verl gives itself. Its servers let engine_kwargs replace them; mode sync has them twice.
+BEFORE_SERVERS = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")  # versions whose samplers may be in the trainer's processes
 _GIVEN = {
     "dtype": "dtype",
     "enforce_eager": "enforce_eager",
@@ -36,7 +38,9 @@ def name_of_engine(keys: Reader) -> None:
         keys.put(key, "sglang")
     elif keys[key] == "trtllm":
         if not keys.here:
-            keys.problem(f"{key}=trtllm: there is no sampler of TensorRT-LLM here", key=key, fix=f"use {key}=vllm")
+            keys.warn(
+                f"{key}=trtllm: there is no sampler of TensorRT-LLM here; vLLM samples, from the same distribution"
+            )
         keys.put(key, "vllm")
         if (
             get(keys, f"{ROLLOUT}.expert_parallel_size", 1) > 1
@@ -147,8 +151,11 @@ def _engine_kwargs(keys: Reader, engine: str) -> dict[str, Any]:
 
 
 def _has_servers(keys: Reader) -> bool:
-    """Return True where samplers are servers: with mode async, the only one from verl 0.7 on, whose keys may show the version."""
-    return get(keys, f"{ROLLOUT}.mode", "sync") == "async" or names_a_later_key(keys)
+    """Return True where samplers are servers: with mode async, the only one from verl 0.7 on, whose keys, or
+    whose checkout in the current folder, may show the version."""
+    checkout = checkout_version()
+    later = checkout not in ("", *BEFORE_SERVERS)
+    return later or get(keys, f"{ROLLOUT}.mode", "sync") == "async" or names_a_later_key(keys)
 
 
 def _check_engine(keys: Reader, engine: str) -> None:

@@ -29,7 +29,8 @@ from posttrain.plan.engines.megatron.experts import (
 from posttrain.plan.options import Reading, ignored, ignored_options, option, read_options
 
 RECOMPUTED = ("core_attn", "mlp", "moe")  # modules that can be recomputed one by one
-_KEPT = ("layernorm",)  # small beside these: its activations are kept
+_IN_EXPERTS = ("moe_act", "shared_experts")  # parts of a layer's experts, recomputed with them
+_KEPT = ("layernorm", "mla_up_proj", *_IN_EXPERTS)  # small beside these: their activations are kept
 SPLIT = (
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
@@ -266,7 +267,8 @@ def _recompute(
             )
         return {"granularity": "full", "method": method, "num_layers": layers}
     modules = given.get("recompute_modules") or ["core_attn"]
-    for module in [module for module in modules if module in _KEPT]:
+    with_theirs = _IN_EXPERTS if "moe" in modules else ()
+    for module in [module for module in modules if module in _KEPT and module not in with_theirs]:
         warnings.append(
             f"{wheres['recompute_modules']}: {module} is not recomputed alone; its activations are kept, which takes memory"
         )

@@ -87,7 +87,7 @@ def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
             {"recompute_granularity": "full", "recompute_num_layers": -1},
             "recompute_num_layers must be at least 1, not -1",
         ),
-        ({"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}, "recompute_modules names moe_act"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["moe_acts"]}, "recompute_modules names moe_acts"),
         ({"expert_model_parallel_size": 0}, "expert_model_parallel_size must be at least 1, not 0"),
         ({"expert_tensor_parallel_size": "all"}, "expert_tensor_parallel_size must be a whole number, not 'all'"),
         ({"moe_token_dispatcher_type": "hops"}, "moe_token_dispatcher_type=hops takes kernels"),
@@ -327,3 +327,16 @@ def test_sizes_must_go_with_the_experts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (wrong,) = problems_of(tmp_path, **{over: 2})
     assert "has no experts for 2 devices to share" in wrong
+
+
+def test_parts_of_experts_are_recomputed_with_them_and_kept_without() -> None:
+    def of(*modules: str) -> tuple[Any, list[str]]:
+        settings, problems, warnings = megatron_settings(
+            {"recompute_granularity": "selective", "recompute_modules": list(modules)}
+        )
+        assert problems == []
+        return settings.recompute["modules"], warnings
+
+    assert of("core_attn", "moe_act", "moe") == (["core_attn", "moe"], [])
+    modules, (said,) = of("moe_act")
+    assert modules == ["core_attn"] and "moe_act is not recomputed alone" in said
