@@ -8,13 +8,14 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.early_correction import first_correction
 from posttrain.dialects.verl.rules.gkd import gkd_loop, is_gkd
 from posttrain.dialects.verl.rules.look import get
-from posttrain.dialects.verl.rules.names import ACTOR
+from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 
 HYBRID = "actor_rollout_ref.hybrid_engine"
 ASYNC = "async_training"
 POOL = "rollout"  # the section of the sampler's devices, at the top
 _STEP = "data.train_batch_size"
 _CORRECTION = "algorithm.rollout_correction"
+_SHARE, _OWN_SHARE = (f"{ROLLOUT}.{name}gpu_memory_utilization" for name in ("", "standalone_"))
 
 
 def is_fully_async(keys: Reader) -> bool:
@@ -71,6 +72,7 @@ def recipe(keys: Reader) -> dict[str, Any]:
         return _fully_async(keys)
     if is_gkd(keys):
         return gkd_loop(keys)
+    keys.ignore(_OWN_SHARE, f"the recipe fully_async_policy reads it, which {ASYNC} asks for")
     return _one_step_off(keys) if has_own_devices(keys) else {}
 
 
@@ -131,6 +133,10 @@ def _fully_async(keys: Reader) -> dict[str, Any]:
         "checkpoint.every_steps": _every(keys["trainer.save_freq"], every),
     }
     keys.ignore("trainer.test_freq", f"with {ASYNC}, {POOL}.test_freq says when to validate")
+    share = get(keys, _OWN_SHARE)
+    if share is not None:
+        fields["rollout.engine_options.gpu_memory_utilization"] = share
+        keys.ignore(_SHARE, f"the samplers have devices of their own, for which {_OWN_SHARE} counts")
     total = get(keys, f"{POOL}.total_rollout_steps", 100)
     if total is not None:
         if total < step:
