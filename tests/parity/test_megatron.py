@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from counted_reads import counted_reads
 from ray_runs import assert_same, config
 from safetensors.torch import load_file, save_file
 from test_update_paths import PLAN, Outcome, assert_alike, assert_chunks_hold, make_engine
@@ -302,7 +303,10 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
     engine.save(out / "saved")
     assert_sent_as_saved(engine, sharding, out / "saved", rank)
     again, from_parts = make(), make()
-    again.load(out / "saved")
+    with counted_reads() as reads:
+        again.load(out / "saved")
+    if not split.adapter:
+        assert_read_in_part(again, reads.bytes)
     engine.writer(sharded=True)(out / "parts")  # every rank writes its own
     dist.barrier()
     from_parts.load(out / "parts")
@@ -312,6 +316,16 @@ def updates_of(split: Split, model: Path, out: Path, rank: int) -> None:
         stats = each.forward_backward(batch, PLAN, batch.counts())
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
     (out / f"{rank}.json").write_text(json.dumps(following))
+
+
+def assert_read_in_part(engine: Any, read: int) -> None:
+    """Of weights and averages a rank reads what it has of them; of halves of averages the rows in which these end, besides."""
+    held = engine._trained
+    weights = sum(weight.numel() for weight in held.values())
+    averages = 2 * sum(mine.numel() for mine in engine._stepped.values())
+    if engine._stretches:
+        averages += 2 * 2 * sum(held[name][0].numel() for name in engine._stepped)
+    assert 0 < read <= 4 * (weights + averages + 1)  # and a count of updates
 
 
 def assert_sent_as_saved(engine: Any, sharding: Any, folder: Path, rank: int) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from batches import sequence_batch, train_batch
+from counted_reads import counted_reads
 from posttrain.backends.torch_training.critic import ValueModel
 from posttrain.backends.torch_training.moving_reference import MovingReference
 from posttrain.backends.torch_training.policy import PolicyModel
@@ -215,6 +216,10 @@ class Shared(NamedTuple):
     resumes: bool = False  # whether saving and loading are looked at, too
 
     @property
+    def shards(self) -> int:
+        return self.settings.get("shard", self.ranks)
+
+    @property
     def kind(self) -> type[PolicyModel]:
         return FsdpTrainEngine if self.zero is None else DeepspeedTrainEngine
 
@@ -360,7 +365,8 @@ def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
         return
     engine.save(out / "saved")
     again = make()
-    again.load(out / "saved")
+    with counted_reads() as reads:
+        again.load(out / "saved")
     engines = [engine, again]
     if way.zero is None:
         engine.writer(sharded=True)(out / "parts")  # every process writes its own
@@ -374,7 +380,7 @@ def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
     dropped = leaves_no_trace(engine, again)
     taken = way.zero is None or way.adapter or takes_chunks(again, out.parent / f"{way.ranks}" / "parts")
-    (out / f"{rank}.json").write_text(json.dumps({"following": following, "dropped": dropped, "taken": taken}))
+    (out / f"{rank}.json").write_text(json.dumps({"following": following, "dropped": dropped, "taken": taken, "read": reads.bytes}))
 
 
 def leaves_no_trace(engine: PolicyModel, equal: PolicyModel) -> bool:
@@ -500,6 +506,7 @@ def test_shared_out_over_processes(
         straight, *resumed = told["following"]
         assert all(each == straight for each in resumed) and straight[2] == 3
         assert told["dropped"] and told["taken"]
+        assert way.adapter or told["read"] <= most_read(folder / "saved", way.shards)
     # The gathered folder is the local engine's: it goes on from there.
     local = make_engine(tiny_qwen, dtype=way.dtype, adapter=way.adapter)
     local.load(folder / "saved")
@@ -511,6 +518,13 @@ def test_shared_out_over_processes(
         from_parts = make_engine(tiny_qwen, dtype=way.dtype, adapter=way.adapter)
         from_parts.load(folder / "parts")
         assert from_parts.forward_backward(batch, PLAN, batch.counts()).loss == stats.loss
+
+
+def most_read(saved: Path, shards: int) -> float:
+    """Bytes of a process's share of weights and averages, and of the rows in which the stretches of DeepSpeed's end."""
+    weights = load_file(saved / "model.safetensors").values()
+    share = sum(tensor.nbytes for tensor in weights) / shards
+    return 3 * (share + sum(2 * tensor[:1].nbytes + tensor.element_size() for tensor in weights))
 
 
 def assert_chunks_hold(parts: Path, saved: Path, weights: dict[str, Tensor] | None = None) -> None:

@@ -16,10 +16,11 @@ import torch
 
 from posttrain.backends.runtime.inprocess import start_sampler
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
+from posttrain.backends.runtime.ray.launching import launch, supervised
 from posttrain.backends.runtime.ray.role_groups import RoleGroup
 from posttrain.backends.runtime.ray.spans import places_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
-from posttrain.backends.runtime.ray.worker import Outbox, Worker
+from posttrain.backends.runtime.ray.worker import Outbox
 from posttrain.backends.serving.launch import Follower
 from posttrain.build.generation_copies import devices_of_a_copy, done
 from posttrain.build.plans import sampling_params
@@ -158,28 +159,12 @@ class _Machines:
         self._cluster.close()
 
     def _spawn(self, ranks: Sequence[Rank], threads: int) -> list[Member]:
-        handles = []
-        for rank in ranks:
-            reserved = self._reserved[rank.node]
-            node = self._cluster.node_of(reserved)
-            handles.append(
-                self._cluster.spawn(
-                    Worker,
-                    (self._group.worker(rank), node, self._cluster.address_of(node)),
-                    group=reserved,
-                    bundle=rank.local_device,
-                    cpus=1,
-                    gpus=1 if self._cuda else 0,
-                    environment=worker_environment(threads, self._cuda),
-                )
-            )
-        members = []
-        for rank, handle in zip(ranks, handles, strict=True):
-            name = self._group.worker(rank)
-            process = self._cluster.started(handle, name, self._config.placement.start_timeout_s)
-            members.append(Member(name=name, handle=handle, process=process))
-            self._watch.add(members[-1])
-        return members
+        environment, gpus = worker_environment(threads, self._cuda), 1.0 if self._cuda else 0.0
+        handles = launch(
+            self._cluster, self._reserved, self._group, ranks, gpus=lambda rank: gpus, environment=environment
+        )
+        timeout_s = self._config.placement.start_timeout_s
+        return supervised(self._cluster, self._watch, self._group, ranks, handles, timeout_s=timeout_s)
 
     def _devices_of(self, members: Sequence[Member]) -> list[str]:
         asked = {member: self._cluster.call(member.handle, "devices") for member in members}

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -46,6 +47,15 @@ def whole_chunk(name: str, tensor: Tensor) -> Chunk:
     return Chunk(name, (0,) * tensor.dim(), tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBox:
+    """Place of a stored tensor in a tensor of the model: an expert's matrix in that of all experts, for example."""
+
+    name: str  # of the tensor in the model
+    offsets: tuple[int, ...]
+    size: tuple[int, ...]  # in all dimensions of that tensor; the stored one lacks some of those of size 1
+
+
 def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Path]:
     """Write the chunks of process ``rank``, from 0; no file without chunks. Returns: the files."""
     files: list[list[Chunk]] = []
@@ -71,11 +81,14 @@ def write_chunks(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Path]
 class ChunkedTensors(Mapping[str, Tensor]):
     """The whole tensors by name, sorted; each is assembled on access, and ``part`` reads a part of one.
 
-    Args: ``folder`` holds chunks; or, in the files ``whole`` of it, whole tensors.
+    Args: ``folder`` holds chunks; or, in the files ``whole`` of it, whole tensors. Of these ``boxes``, by the stored name, tells
+        where each lies in the model's; one without a box of its shape is the whole tensor of its name.
     Raises: ModelError when it cannot be read, or chunks of a tensor are missing.
     """
 
-    def __init__(self, folder: Path, *, whole: Sequence[Path] = ()):
+    def __init__(
+        self, folder: Path, *, whole: Sequence[Path] = (), boxes: Mapping[str, StoredBox] = MappingProxyType({})
+    ):
         self._chunks: dict[str, list[_Place]] = defaultdict(list)
         try:
             for path in whole or sorted(folder.glob("*.safetensors")):
@@ -84,7 +97,10 @@ class ChunkedTensors(Mapping[str, Tensor]):
                 for name in file.keys():  # noqa: SIM118  # no mapping
                     size = tuple(file.get_slice(name).get_shape())
                     first = (0,) * len(size) if whole else tuple(offsets[name][_OFFSETS])
-                    self._chunks[name].append(_Place(file, first, size))
+                    box = boxes.get(name)
+                    if box is None or _longer(box.size) != _longer(size):
+                        box = StoredBox(name, first, size)
+                    self._chunks[box.name].append(_Place(file, name, size, box.offsets, box.size))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise ModelError(Problem(f"{path} cannot be read: {error}", fix="use another checkpoint")) from error
         self.shapes = {name: _shape(self._chunks[name]) for name in sorted(self._chunks)}
@@ -95,24 +111,30 @@ class ChunkedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self.shapes[name]
-        first: Tensor = self._chunks[name][0].file.get_tensor(name)
-        if first.shape == shape:
-            return first
-        whole = torch.empty(shape, dtype=first.dtype)
-        for place in self._chunks[name]:
-            whole[place.box] = place.file.get_tensor(name)
-        return whole
+        places = self._chunks[name]
+        if len(places) == 1:
+            return places[0].read(places[0].box)
+        return self.part(name, (0,) * len(shape), shape)
 
     def part(self, name: str, offsets: Sequence[int], size: Sequence[int]) -> Tensor:
         """Read ``size`` values of a tensor from ``offsets`` on, in each of its dimensions; of the files no others are read."""
         wanted = _box(offsets, size)
-        empty: Tensor = self._chunks[name][0].file.get_slice(name)[:0]
-        found = torch.empty(tuple(size), dtype=empty.dtype)
+        found: Tensor | None = None
         for place in self._chunks[name]:
             shared = _shared(wanted, place.box)
-            if all(edge.start < edge.stop for edge in shared):
-                found[_within(wanted, shared)] = place.file.get_slice(name)[_within(place.box, shared)]
+            if any(edge.start >= edge.stop for edge in shared):
+                continue
+            values = place.read(shared)
+            if found is None:
+                found = torch.empty(tuple(size), dtype=values.dtype)
+            found[_within(wanted, shared)] = values
+        if found is None:  # nothing is wanted
+            empty: Tensor = self._chunks[name][0].file.get_slice(self._chunks[name][0].name)[:0]
+            found = torch.empty(tuple(size), dtype=empty.dtype)
         return found
+
+    def __contains__(self, name: object) -> bool:  # without reading, as Mapping's would
+        return name in self.shapes
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -128,11 +150,33 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
+def part_of(tensors: Mapping[str, Tensor], name: str, offsets: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Return ``size`` values of a tensor from ``offsets`` on, in each of its dimensions; of files no others are read."""
+    if isinstance(tensors, ChunkedTensors):
+        return tensors.part(name, offsets, size)
+    return tensors[name][_box(offsets, size)]
+
+
+def stretch_of(tensors: Mapping[str, Tensor], name: str, first: int, count: int) -> Tensor:
+    """Return ``count`` values of a tensor from number ``first`` on, [count], counted row after row. Of files the entries of its
+    first dimension are read in which these lie."""
+    if not isinstance(tensors, ChunkedTensors) or not tensors.shapes[name]:
+        return tensors[name].reshape(-1)[first : first + count]
+    rows, *others = tensors.shapes[name]
+    row = math.prod(others)
+    begin = first // row if row else 0
+    end = min(rows, -(-(first + count) // row)) if row else 0
+    read = tensors.part(name, (begin, *[0] * len(others)), (max(0, end - begin), *others))
+    return read.reshape(-1)[first - begin * row :][:count]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Place of a chunk."""
+    """Place of a stored tensor in a whole one."""
 
     file: Any  # safetensors' handle, which reads on request
+    name: str  # in the file
+    stored: tuple[int, ...]  # its shape there
     offsets: tuple[int, ...]
     size: tuple[int, ...]
 
@@ -140,9 +184,26 @@ class _Place:
     def box(self) -> tuple[slice, ...]:
         return _box(self.offsets, self.size)
 
+    def read(self, part: tuple[slice, ...]) -> Tensor:
+        """Read a part of the whole tensor that lies in this box and is not empty."""
+        within = _within(self.box, part)
+        held, edges = list(self.stored), []
+        for length, edge in zip(self.size, within, strict=True):
+            if held and held[0] == length:
+                held.pop(0)
+                edges.append(edge)
+        size = [edge.stop - edge.start for edge in part]
+        values: Tensor = self.file.get_slice(self.name)[tuple(edges)] if edges else self.file.get_tensor(self.name)
+        return values.reshape(size)
+
 
 def _box(offsets: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(first, first + count) for first, count in zip(offsets, size, strict=True))
+
+
+def _longer(size: Sequence[int]) -> list[int]:
+    """Return a shape without its dimensions of size 1."""
+    return [length for length in size if length != 1]
 
 
 def _shared(one: tuple[slice, ...], other: tuple[slice, ...]) -> tuple[slice, ...]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, revert_weight_conversion
 
+from posttrain.models.chunks import StoredBox
 from posttrain.models.lora import is_adapted, merged_weights
+
+_PLACES = (Concatenate, MergeModulelist)  # what puts tensors beside one another and changes nothing in them
 
 
 @torch.no_grad()
@@ -43,10 +48,50 @@ def hugging_face_weights(
     yield from revert_weight_conversion(model, state).items()
 
 
-def is_stored_as_it_is(model: PreTrainedModel) -> bool:
-    """Return True where files of the model hold its parameters themselves, under their own or other names; False where
-    transformers fuses or splits them."""
-    return not any(isinstance(each, WeightConverter) for each in get_model_conversion_mapping(model))
+def stored_boxes(
+    model: PreTrainedModel, shape: Callable[[Tensor], torch.Size] = lambda tensor: tensor.shape
+) -> dict[str, StoredBox] | None:
+    """Return the place in the model of every tensor of its files, by its name there: transformers may call it otherwise, and
+    keeps in one tensor what its files have in several, such as the experts of a layer. None where it computes with them besides.
+
+    Args: shape of the whole tensor of a parameter.
+    """
+    # Those with which it was loaded, and with which it is saved
+    conversions = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model)
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    if not all(isinstance(each, _PLACES) for converter in converters for each in converter.operations):
+        return None
+    # Tensors without memory are split as for a file; where a part of one begins, and its strides, tell its place.
+    whole = {
+        name: torch.empty(shape(tensor), device="meta") for name, tensor in model.state_dict(keep_vars=True).items()
+    }
+    owners = {tensor.untyped_storage()._cdata: name for name, tensor in whole.items()}
+    with _WithoutCopies():
+        stored = revert_weight_conversion(model, whole)
+    found = {name: owners[tensor.untyped_storage()._cdata] for name, tensor in stored.items()}
+    return {name: _box(owner, whole[owner], stored[name]) for name, owner in found.items()}
+
+
+class _WithoutCopies(TorchFunctionMode):
+    """Have parts of tensors remain views: ``contiguous`` is a no-op inside the ``with`` block."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if function is Tensor.contiguous else function(*args, **kwargs or {})
+
+
+def _box(name: str, whole: Tensor, part: Tensor) -> StoredBox:
+    """Return the place of a view in a contiguous tensor. A dimension of the tensor that the view lacks has one entry there."""
+    lengths = {stride: length for stride, length in zip(part.stride(), part.shape, strict=True) if length > 1}
+    offsets, rest = [], part.storage_offset()
+    for stride in whole.stride():
+        offsets.append(rest // stride)
+        rest %= stride
+    size = tuple(
+        lengths.get(stride, 1) if length > 1 else 1 for stride, length in zip(whole.stride(), whole.shape, strict=True)
+    )
+    return StoredBox(name, tuple(offsets), size)
 
 
 def _whole_state(model: PreTrainedModel, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:

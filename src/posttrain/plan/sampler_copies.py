@@ -28,6 +28,15 @@ def sync_over_nodes(engine: str) -> str:
     return "collective" if ROLLOUT_ENGINES.facts(engine).receives_broadcasts else "disk"
 
 
+def sync_of(rollout: RolloutConfig, plan: PlacementPlan) -> str:
+    """Return the weight sync of a run: the configured one, or where it leaves the choice open and a copy lies on several nodes,
+    that which reaches all of them."""
+    role = plan.role("rollout")
+    if rollout.weight_sync != "auto" or role is None or all(len(copy) == 1 for copy in copies_of(role)):
+        return rollout.weight_sync
+    return sync_over_nodes(rollout.engine)
+
+
 def unsupported_copies(rollout: RolloutConfig, plan: PlacementPlan, role: RolePlacement) -> Iterator[Problem]:
     """Yield why copies that lie on several nodes cannot be started."""
     spread = [copy for copy in copies_of(role) if len(copy) > 1]

@@ -64,6 +64,14 @@ def test_a_quicker_way_for_new_weights_is_named(words: list[str]) -> None:
     assert told not in printed(*words, *beside, "rollout.max_response_tokens=4096")
 
 
+def test_a_copy_over_two_nodes_is_priced_as_it_is_reached(words: list[str]) -> None:
+    apart = ["placement.devices=32", "placement.nodes=4", f"policy.devices={list(range(16))}"]
+    apart += [f"rollout.devices={list(range(16, 32))}", "rollout.engine=vllm", "--on", "4x8xH100"]
+    text = printed(*words, *apart, "rollout.tensor_parallel=16")
+    assert "broadcast (16 x)" in text and "node's memory" not in text and "a broadcast would take" not in text
+    assert "node's memory to a copy on it (2 x)" in printed(*words, *apart, "rollout.tensor_parallel=8")
+
+
 def test_proposals_are_settings_to_add(words: list[str]) -> None:
     found = json.loads(printed(*words, "--on", "8xH100", "--propose", "--json"))
     first = found["proposals"][0]

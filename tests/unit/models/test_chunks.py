@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from counted_reads import counted_reads
 from posttrain.errors import ModelError
-from posttrain.models.chunks import Chunk, ChunkedTensors, shapes_of, whole_chunk, write_chunks
+from posttrain.models.chunks import Chunk, ChunkedTensors, StoredBox, shapes_of, stretch_of, whole_chunk, write_chunks
 
 
 @pytest.fixture
@@ -66,6 +67,55 @@ def test_any_part_of_a_tensor_is_read(
                 assert torch.equal(found, wanted[name][top:bottom, left:right])
     assert torch.equal(saved.part("whole", (1,), (1,)), torch.tensor([2.5], dtype=torch.bfloat16))
     assert torch.equal(saved["step"], wanted["step"])
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> tuple[Tensor, ChunkedTensors]:
+    """Of 2 experts a gate [3, 5] and an up projection [3, 5] each, one tensor [2, 6, 5] in the model and four in the file."""
+    both = torch.arange(60.0).view(2, 6, 5)
+    stored, boxes = {}, {}
+    for expert in range(2):
+        for begin, kind in ((0, "gate"), (3, "up")):
+            stored[f"{expert}.{kind}"] = both[expert, begin : begin + 3].contiguous()
+            boxes[f"{expert}.{kind}"] = StoredBox("experts", (expert, begin, 0), (1, 3, 5))
+    save_file(stored, tmp_path / "experts.safetensors")
+    with counted_reads() as reads:
+        saved = ChunkedTensors(tmp_path, whole=[tmp_path / "experts.safetensors"], boxes=boxes)
+    assert not reads.bytes
+    return both, saved
+
+
+def test_tensors_of_a_file_are_boxes_of_the_models(experts: tuple[Tensor, ChunkedTensors]) -> None:
+    both, saved = experts
+    assert saved.shapes == {"experts": (2, 6, 5)} and torch.equal(saved["experts"], both)
+    for first, begin, end in ((0, 1, 5), (1, 3, 6), (0, 0, 3)):
+        found = saved.part("experts", (first, begin, 1), (1, end - begin, 2))
+        assert torch.equal(found, both[first : first + 1, begin:end, 1:3])
+
+
+def test_a_stored_tensor_of_another_shape_is_no_part(tmp_path: Path) -> None:
+    save_file({"0.gate": torch.zeros(3, 4)}, tmp_path / "experts.safetensors")
+    boxes = {"0.gate": StoredBox("experts", (0, 0, 0), (1, 3, 5))}
+    assert ChunkedTensors(tmp_path, whole=[tmp_path / "experts.safetensors"], boxes=boxes).shapes == {"0.gate": (3, 4)}
+
+
+def test_no_more_is_read_than_is_asked_for(written: Path, wanted: dict[str, Tensor]) -> None:
+    with counted_reads() as reads:
+        saved = ChunkedTensors(written)
+    saved.part("columns", (0, 1), (2, 2))
+    assert reads.bytes == 4 * 2 * 2
+    # Values 3 to 6 of rows of two: rows 1 to 3.
+    assert torch.equal(stretch_of(saved, "twice", 3, 4), torch.tensor([3.0, 4, 5, 6]))
+    assert reads.bytes == 4 * (2 * 2 + 3 * 2)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_any_stretch_of_a_tensor_is_read(written: Path, wanted: dict[str, Tensor], in_memory: bool) -> None:
+    saved = wanted if in_memory else ChunkedTensors(written)
+    for name, tensor in wanted.items():
+        for first, end in product(range(tensor.numel() + 1), repeat=2):
+            found = stretch_of(saved, name, first, max(0, end - first))
+            assert torch.equal(found, tensor.reshape(-1)[first:end])
 
 
 def test_whole_tensors_come_back(written: Path, wanted: dict[str, Tensor]) -> None:

@@ -228,6 +228,21 @@ def test_new_weights_by_link() -> None:
     assert found["a node's memory to a copy on it"][0] == 3
 
 
+def test_copies_over_several_nodes_get_a_broadcast() -> None:
+    """Shared memory reaches one node of a copy, so `auto` is a broadcast there, to every device."""
+    devices = {"engine": "vllm", "devices": [4, 5, 6, 7], "tensor_parallel": 4}
+    found, seconds = links(rollout=devices)
+    assert found == {
+        "gather": (2, 1000, pytest.approx(1000 / 5e3)),
+        "broadcast": (4, 2000, pytest.approx(2000 / 500)),
+    }
+    assert seconds == pytest.approx(0.2 + 4.0 + 0.001)
+    assert (found, seconds) == links(rollout=devices | {"weight_sync": "collective"})
+    # An engine that takes no broadcast reads a folder
+    found, _ = links(rollout=devices | {"engine": "sglang"})
+    assert list(found) == ["gather", "first device to the folder", "folder to each copy"]
+
+
 def test_new_weights_stay_on_the_node_of_a_sampler_beside_the_policy() -> None:
     found, _ = links(placement={"devices": 2}, policy={"devices": [0]}, rollout={"engine": "vllm", "devices": [1]})
     assert list(found) == ["first device to its node's memory", "a node's memory to a copy on it"]

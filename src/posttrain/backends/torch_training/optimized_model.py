@@ -353,7 +353,14 @@ class OptimizedModel:
     def _saved_weights(self, folder: Path) -> Mapping[str, Tensor]:
         """Return the trained weights in a folder written by ``save``, by name."""
         masters = {name: tuple(self._sharding.shape(weight)) for name, weight in self._masters.trained.items()}
-        saved = saved_weights(folder, self.model, self._model_class, adapted=self._adapted, path_field=self.path_field)
+        saved = saved_weights(
+            folder,
+            self.model,
+            self._model_class,
+            adapted=self._adapted,
+            path_field=self.path_field,
+            shape=self._sharding.shape,
+        )
         shapes = shapes_of(saved)
         fits = all(shapes.get(name) == shape for name, shape in masters.items())
         if not fits or (self._adapted and len(saved) != len(masters)):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from posttrain.errors import ModelError, Problem
 from posttrain.models import lora
 from posttrain.models.chunks import OPTIMIZER_CHUNKS, WEIGHT_CHUNKS, Chunk, ChunkedTensors, write_chunks
-from posttrain.models.hugging_face_weights import is_stored_as_it_is
+from posttrain.models.hugging_face_weights import stored_boxes
 from posttrain.models.saving import save_config
 from posttrain.run.durable import note_hashes
 
@@ -42,26 +42,32 @@ def chunk_writer(
 
 
 def saved_weights(
-    folder: Path, model: PreTrainedModel, model_class: Any, *, adapted: bool, path_field: str
+    folder: Path,
+    model: PreTrainedModel,
+    model_class: Any,
+    *,
+    adapted: bool,
+    path_field: str,
+    shape: Callable[[Tensor], torch.Size] = lambda tensor: tensor.shape,
 ) -> Mapping[str, Tensor]:
-    """Return the whole weights, or those of the adapter, in a folder written by an engine, by the model's own names.
+    """Return the whole weights, or those of the adapter, in a folder written by an engine, by the model's own names. Of files
+    that hold what the model has, in parts or whole, only what is asked for is read.
 
-    Args: path_field, the setting that names the starting weights.
+    Args: path_field, the setting that names the starting weights; shape of the whole tensor of a parameter.
     Raises: ModelError when the folder holds another model, or other kinds of weights.
     """
     check_kind(folder, adapted=adapted, path_field=path_field)
     if adapted:
         return lora.adapter_tensors(folder, field=path_field)
     in_chunks = (folder / WEIGHT_CHUNKS).is_dir()
-    files = sorted(folder.glob(WEIGHT_FILES)) if is_stored_as_it_is(model) else []
-    if in_chunks or files:
-        saved = ChunkedTensors(folder / WEIGHT_CHUNKS) if in_chunks else ChunkedTensors(folder, whole=files)
+    saved = ChunkedTensors(folder / WEIGHT_CHUNKS) if in_chunks else _in_files(folder, model, shape)
+    if saved is not None:
         names = {name for name, _ in model.named_parameters()}
         if names <= saved.keys() and saved.keys() - names <= model.state_dict().keys():
             return saved
         if in_chunks:
             raise of_another_model(folder, model, path_field)
-    # transformers maps what differs from the layout in memory, such as a mixture of experts.
+    # transformers computes what the model has from what its files hold, or says that they are of another one.
     loaded: Any = model_class.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
     )
@@ -69,6 +75,13 @@ def saved_weights(
     if any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         raise of_another_model(folder, model, path_field)
     return dict(whole.named_parameters())
+
+
+def _in_files(folder: Path, model: PreTrainedModel, shape: Callable[[Tensor], torch.Size]) -> ChunkedTensors | None:
+    """Return the weights in transformers' files; None without these, or where they hold other tensors than parts of the model's."""
+    files = sorted(folder.glob(WEIGHT_FILES))
+    boxes = stored_boxes(model, shape) if files else None
+    return None if boxes is None else ChunkedTensors(folder, whole=files, boxes=boxes)
 
 
 def saved_averages(folder: Path) -> Mapping[str, Tensor]:

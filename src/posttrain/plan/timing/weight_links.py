@@ -5,7 +5,8 @@ W bytes of weights, a policy whose copy lies on S devices. The driver sees none 
     gather              W (S - 1) / S to every device of a copy, of which the first sends
     shared_memory       from it to its node's memory W, to each other node with samplers W, from there to each copy W; a bucket
                         of weights is gathered while the one before it is taken, so the slower of the two counts
-    collective          W over every link of the broadcast, which begins when a bucket is gathered
+    collective          W over every link of the broadcast, which begins when a bucket is gathered; also what `auto` is where a
+                        copy of the sampler lies on several nodes, none of which shared memory could leave out
     disk                W written by the first device, and read by each copy; a disk's seconds are not counted
 """
 
@@ -18,6 +19,7 @@ from posttrain.config.machine import MachineConfig
 from posttrain.config.roles import shares_weights
 from posttrain.plan.model_shape import ModelShape
 from posttrain.plan.placement import PlacementPlan, RolePlacement
+from posttrain.plan.sampler_copies import sync_of
 from posttrain.plan.step_traffic import sent_weights
 
 GIGA, MICRO, MIB = 1e9, 1e-6, 1 << 20
@@ -61,13 +63,14 @@ def weight_sync_time(
     source = policy.ranks[0].node
     nodes = {rank.node for rank in rollout.ranks}
     copies = len(rollout.ranks) // rollout.devices_per_copy
-    if config.rollout.weight_sync == "collective":
+    sync = sync_of(config.rollout, plan)
+    if sync == "collective":
         apart = nodes | {source} != {source}
         slowest = _network(machine) if apart else machine.link_gb_s
         send = _link(machine, "broadcast", len(rollout.ranks), size, slowest)
         return WeightSyncTime(links=(*gathers, send), seconds=gathering + (send.seconds or 0.0) + waits)
     out = _link(machine, "first device to its node's memory", 1, size, machine.host_gb_s)
-    if config.rollout.weight_sync == "disk":
+    if sync == "disk":
         write = Link(what="first device to the folder", count=1, bytes=size, seconds=None)
         read = Link(what="folder to each copy", count=copies, bytes=size, seconds=None)
         return WeightSyncTime(links=(*gathers, write, read), seconds=gathering + waits)
@@ -87,7 +90,7 @@ def broadcast_time(
 ) -> WeightSyncTime | None:
     """Compute the links of a broadcast instead of shared memory; None where weights go another way, or it would be no way."""
     rollout = config.rollout
-    by_memory = rollout.weight_sync in ("auto", "shared_memory")
+    by_memory = sync_of(rollout, plan) in ("auto", "shared_memory")
     if not by_memory or rollout.engine in ("sglang", "http") or config.policy.lora:
         return None
     other = rollout.model_copy(update={"weight_sync": "collective"})

@@ -12,9 +12,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from counted_reads import counted_reads
+from posttrain.backends.torch_training.saved import saved_weights
 from posttrain.backends.train.fsdp.sharding import FsdpSharding
 from posttrain.models.chunks import ChunkedTensors
 from posttrain.models.loading import load_causal_lm
+from posttrain.models.tiny import Family, write_tiny_model
 from posttrain.plan.engines.fsdp import FsdpSettings
 
 
@@ -82,5 +85,34 @@ def test_a_process_reads_its_own_part_of_saved_tensors_alone(
             found = sharding.read(saved, name, like=weight)
             assert isinstance(found, DTensor) and found.shape == weight.shape and found.stride() == weight.stride()
             assert torch.equal(found.to_local(), expected[name].to_local())
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "mixtral"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_process_resumes_from_its_part_of_the_files(tmp_path: Path, family: Family, rank: int) -> None:
+    """Of a gathered checkpoint, also where the experts of a layer are one tensor in memory and many in the files."""
+    path = write_tiny_model(tmp_path / "model", family)
+    whole = dict(load_causal_lm(str(path), dtype=torch.float32).named_parameters())
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+    try:
+        sharding = FsdpSharding("cpu", param_dtype=torch.float32)
+        model = load_causal_lm(str(path), dtype=torch.float32)
+        model_class = type(model)
+        sharding.wrap(model)
+        kept = {name: weight.to_local().clone() for name, weight in model.named_parameters()}
+        masters = sharding.masters(model, torch.float32)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.zero_()
+        with counted_reads() as reads:
+            saved = saved_weights(
+                path, model, model_class, adapted=False, path_field="model.path", shape=sharding.shape
+            )
+            masters.load(saved, sharding)
+        assert reads.bytes == 4 * sum(mine.numel() for mine in kept.values())
+        assert reads.bytes < 0.4 * 4 * sum(weight.numel() for weight in whole.values())
+        assert all(torch.equal(weight.to_local(), kept[name]) for name, weight in model.named_parameters())
     finally:
         dist.destroy_process_group()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,16 @@ from torch import Tensor
 
 pytest.importorskip("megatron.core")
 
-from posttrain.backends.train.megatron.weights import Heads, Piece, chunks_of_piece, cut_piece, join_piece, piece_of
+from posttrain.backends.train.megatron.weights import (
+    Heads,
+    Piece,
+    chunks_of_piece,
+    cut_piece,
+    join_piece,
+    piece_of,
+    read_piece,
+)
+from posttrain.models.chunks import part_of
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import Family, write_tiny_model
 
@@ -112,6 +123,8 @@ def test_there_and_back(tmp_path: Path, family: Family, ranks: int) -> None:
         parts = [cut_piece(piece.cut, sources, heads, rank, ranks) for rank in range(ranks)]
         assert len({part.shape for part in parts}) == 1
         shapes = [tuple(one.shape) for one in sources]
+        for rank, part in enumerate(parts):
+            assert_read(piece, weights, part, heads, shapes, rank, ranks)
         back |= zip(piece.sources, join_piece(piece.cut, parts, heads, shapes), strict=True)
         for rank, part in enumerate(parts[:1] if piece.cut == "whole" else parts):
             for chunk in chunks_of_piece(piece, part, heads, shapes, rank, ranks):
@@ -123,3 +136,41 @@ def test_there_and_back(tmp_path: Path, family: Family, ranks: int) -> None:
     assert all(torch.equal(back[name], weight) for name, weight in weights.items())
     assert all(torch.equal(chunked[name], weight) for name, weight in weights.items())
     assert all((times == 1).all() for times in written.values())
+
+
+def assert_read(
+    piece: Piece, weights: dict[str, Tensor], part: Tensor, heads: Heads, shapes: Any, rank: int, ranks: int
+) -> None:
+    """Read from files, the part is the one that is cut from whole tensors, and nothing besides it is read."""
+    values = 0
+
+    def read(name: str, offsets: Sequence[int], size: Sequence[int]) -> Tensor:
+        nonlocal values
+        found = part_of(weights, name, offsets, size)
+        assert found.shape == tuple(size)
+        values += found.numel()
+        return found
+
+    everyone = range(shapes[0][0]) if len(shapes[0]) == 3 else range(0)
+    entries = len(part) // 2 + 1, len(part)
+    for first, end in ((0, len(part)), entries, (len(part), len(part))):
+        values = 0
+        mine = slice(first, end)
+        found = read_piece(piece, read, heads, shapes, rank, ranks, experts=everyone, entries=mine)
+        assert torch.equal(found, part[mine])
+        assert values <= part[mine].numel()
+
+
+def test_experts_of_a_rank_are_read() -> None:
+    both = torch.arange(8.0 * 8).view(8, 8, 1)
+    asked = []
+
+    def read(name: str, offsets: Sequence[int], size: Sequence[int]) -> Tensor:
+        asked.append((tuple(offsets), tuple(size)))
+        return part_of({"both": both}, name, offsets, size)
+
+    piece = Piece("experts", "stacked experts", ("both",))
+    # Experts 4 to 7, of which the second of two ranks has the second halves of gate and up projection; the last two of them.
+    found = read_piece(piece, read, ONE, [(8, 8, 1)], 1, 2, experts=range(4, 8), entries=slice(2, 4))
+    assert asked == [((6, 2, 0), (2, 2, 1)), ((6, 6, 0), (2, 2, 1))]
+    assert torch.equal(found, cut_piece("stacked experts", [both[4:8]], ONE, 1, 2)[2:])

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posttrain.backends.runtime.ray.role_groups import groups_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
 from posttrain.config import RunConfig, TrainingConfig
 from posttrain.interfaces.rollout_engine import NodeSpan
 from posttrain.plan.placement import PlacementPlan
-from posttrain.plan.sampler_copies import sync_over_nodes
+from posttrain.plan.sampler_copies import sync_of
 
 
 def with_reaching_sync(config: TrainingConfig, plan: PlacementPlan) -> TrainingConfig:
     """The configuration with a weight sync that reaches all machines of a copy, where it leaves the choice open."""
-    if not isinstance(config, RunConfig) or config.rollout.weight_sync != "auto":
+    if not isinstance(config, RunConfig):
         return config
-    if not any(group.spans_nodes for group in groups_of(plan) if "rollout" in group.roles):
-        return config
-    chosen = config.rollout.model_copy(update={"weight_sync": sync_over_nodes(config.rollout.engine)})
+    chosen = config.rollout.model_copy(update={"weight_sync": sync_of(config.rollout, plan)})
     return config.model_copy(update={"rollout": chosen})
 
 

@@ -16,6 +16,7 @@ from posttrain.backends.runtime.ray.assignment import START_ROLES, WorkerAssignm
 from posttrain.backends.runtime.ray.cluster import Cluster, worker_environment
 from posttrain.backends.runtime.ray.crew import RayCrew
 from posttrain.backends.runtime.ray.endpoints import EndpointSync
+from posttrain.backends.runtime.ray.launching import launch, supervised
 from posttrain.backends.runtime.ray.profiling import RayProfiler
 from posttrain.backends.runtime.ray.proxies import (
     RemoteCritic,
@@ -32,7 +33,6 @@ from posttrain.backends.runtime.ray.shelf import Shelf, step_bytes
 from posttrain.backends.runtime.ray.spans import places_of, with_reaching_sync
 from posttrain.backends.runtime.ray.sync import SeparateSync, SharedSync, Way, send_of
 from posttrain.backends.runtime.ray.watch import Member, Watch
-from posttrain.backends.runtime.ray.worker import Worker
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.backends.serving.start import make_sampler, ranks_per_copy
 from posttrain.backends.serving.thread_crew import crew_of_servers
@@ -171,33 +171,21 @@ class _Start:
 
     def _launch(self, group: RoleGroup, ranks: Sequence[Rank]) -> list[Any]:
         """Have Ray start the processes of ranks. Returns: their handles, at once."""
-        handles = []
-        for rank in ranks:
-            reserved = self.reserved[rank.node]
-            node = self.cluster.node_of(reserved)
-            handles.append(
-                self.cluster.spawn(
-                    Worker,
-                    (group.worker(rank), node, self.cluster.address_of(node)),
-                    group=reserved,
-                    bundle=rank.local_device,
-                    cpus=1,
-                    gpus=1 / self.workers_on[rank.device] if self.cuda else 0,
-                    environment=worker_environment(self._threads(), self.cuda),
-                )
-            )
-        return handles
+        return launch(
+            self.cluster,
+            self.reserved,
+            group,
+            ranks,
+            gpus=lambda rank: 1 / self.workers_on[rank.device] if self.cuda else 0,
+            environment=worker_environment(self._threads(), self.cuda),
+        )
 
     def _arrived(self, group: RoleGroup, ranks: Sequence[Rank], handles: Sequence[Any]) -> list[Member]:
         """Wait until launched processes run, and supervise them."""
-        members = []  # of a group in which none is started again, all are vital
+        # Of a group in which none is started again
         vital = group.together or group.spans_nodes or REWARD_SERVER in group.roles
-        for rank, handle in zip(ranks, handles, strict=True):
-            process = self.cluster.started(handle, group.worker(rank), self.config.placement.start_timeout_s)
-            member = Member(name=group.worker(rank), handle=handle, process=process, vital=vital)
-            self.watch.add(member)
-            members.append(member)
-        return members
+        timeout_s = self.config.placement.start_timeout_s
+        return supervised(self.cluster, self.watch, group, ranks, handles, timeout_s=timeout_s, vital=vital)
 
     def _reach_out(self, group: RoleGroup) -> None:
         """Start a worker on every further machine of a copy of the sampler, for the processes of its server there."""

@@ -113,3 +113,15 @@ def replace_spread(parameter: Tensor, value: Tensor) -> None:
 
     with zero.GatheredParameters([parameter], modifier_rank=0):
         parameter.data.copy_(value)
+
+
+def set_stretch(parameter: Tensor, values: Callable[[int, int], Tensor], kind: str | None) -> None:
+    """Set this process's stretch of the master of a parameter, or of its average ``kind``, under stages 1 and 2. Args: values
+    from a number on, so many; not asked for where the process has none.
+
+    DeepSpeed's own safe_set_full_fp32_param wants the whole tensor for it.
+    """
+    mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # set by DeepSpeed
+    if mapping is not None:
+        place = mapping.lp_fragment_address
+        mapping.get_hp_fragment(kind).data.copy_(values(place.start, place.numel))

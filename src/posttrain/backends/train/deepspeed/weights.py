@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 
 from posttrain.backends.torch_training.master_weights import MasterWeights, Shards
 from posttrain.backends.torch_training.optimizers import build_optimizer
+from posttrain.backends.train.deepspeed import library
 from posttrain.config.policy import OptimizerConfig
+from posttrain.models.chunks import shapes_of, stretch_of
 
 AVERAGES = ("exp_avg", "exp_avg_sq")  # of AdamW
 
@@ -95,7 +97,7 @@ class ZeroWeights(MasterWeights):
     @torch.no_grad()
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
         for name, weight in self.parameters.items():
-            self._put(weight, tensors[name])
+            self._put(weight, tensors, name)
         self._publish()
 
     @torch.no_grad()
@@ -107,15 +109,16 @@ class ZeroWeights(MasterWeights):
         *,
         offload: bool = False,
     ) -> None:
-        step = max((float(saved[name]) for name in saved if name.startswith("step:")), default=0.0)
+        names = shapes_of(saved)
+        step = max((float(saved[name]) for name in names if name.startswith("step:")), default=0.0)
         for state in optimizer.state.values():
             state["step"].fill_(step)
             for kind in AVERAGES:
                 state[kind].zero_()
-        for kind_and_name, value in saved.items():
+        for kind_and_name in names:
             kind, name = kind_and_name.split(":", 1)
             if kind in AVERAGES:
-                self._put(self.parameters[name], value, kind)
+                self._put(self.parameters[name], saved, kind_and_name, kind)
 
     # ------------------------------------------------------------------------------------------------------------ inside
 
@@ -129,19 +132,18 @@ class ZeroWeights(MasterWeights):
         found: list[Tensor] = next(getattr(self._zero, name) for name in names if hasattr(self._zero, name))
         return found
 
-    def _put(self, weight: nn.Parameter, value: Tensor, kind: str | None = None) -> None:
-        """Write this process's shard of a whole value to the master, or an average, of a weight."""
+    def _put(self, weight: nn.Parameter, saved: Mapping[str, Tensor], name: str, kind: str | None = None) -> None:
+        """Write this process's stretch of a saved tensor to the master, or an average, of a weight; of files no more is read."""
         from deepspeed import utils
 
-        value = value.float()
         if not self._in_parts:
-            given = (weight, value) if kind is None else (weight, value, kind)
-            (utils.safe_set_full_fp32_param if kind is None else utils.safe_set_full_optimizer_state)(*given)
+            library.set_stretch(weight, lambda first, count: stretch_of(saved, name, first, count).float(), kind)
             return
         size = weight.ds_tensor.ds_numel  # type: ignore[attr-defined]  # set by DeepSpeed on sharded parameters
+        first = min(self._rank * size, weight.ds_numel)  # type: ignore[attr-defined]
+        count = min(size, weight.ds_numel - first)  # type: ignore[attr-defined]
         part = torch.zeros(size)  # the last shard may be padded
-        mine = value.flatten()[self._rank * size : (self._rank + 1) * size]
-        part[: len(mine)] = mine
+        part[:count] = stretch_of(saved, name, first, count)
         if kind is None:
             utils.safe_set_local_fp32_param(weight, part)
         else:

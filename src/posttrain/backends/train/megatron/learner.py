@@ -43,9 +43,10 @@ from posttrain.backends.train.megatron.pipeline import Compare, Pipeline, Scores
 from posttrain.backends.train.megatron.router_losses import RouterLosses
 from posttrain.backends.train.megatron.sharding import MegatronSharding
 from posttrain.backends.train.megatron.stretches import Stretches
+from posttrain.backends.train.megatron.weights import Read
 from posttrain.config.policy import OptimizerConfig
 from posttrain.models import lora
-from posttrain.models.chunks import Chunk, shapes_of, whole_chunk
+from posttrain.models.chunks import Chunk, part_of, shapes_of, whole_chunk
 from posttrain.models.saving import save_config, save_model
 from posttrain.plan.experts import expert_layers
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
@@ -344,15 +345,13 @@ class MegatronLearner:
     def load(self, folder: Path, *, optimizer: bool = True, schedule: bool = True) -> None:
         """See interfaces.train_engine. Raises: ModelError when the folder holds another model than this one."""
         saved = self._saved(folder)
-        parts = {name: self.parts.cut(saved, [name])[name].clone() for name in self._trained}
+        parts = self.parts.cut(saved, self._trained)
         self._masters.load(self.parts.by_parameter(parts), Sharding())
         self._optimizer.state.clear()
         found = saved_averages(folder) if optimizer else {}
         for key in averages_of(self._settings) if found else ():
-            of_key = _OfKind(found, key, self.parts.whole_shapes)
             for name, weight in self._stepped.items():
-                part = self.parts.cut(of_key, [name])[name].contiguous()
-                mine = self._stretches.cut(name, part) if self._stretches else part
+                mine = self._saved_average(name, partial(_part_of_kind, found, key))
                 self._optimizer.state[weight][key] = mine.to(weight.device, copy=True)
         step = next((found[name] for name in found if name.startswith("step:")), None)
         if step is not None:
@@ -361,6 +360,15 @@ class MegatronLearner:
         if self._offload_optimizer:
             move_state(self._optimizer, lambda parameter: torch.device("cpu"))
         self._count.restore(json.loads((folder / COUNTERS).read_text()) if schedule else None)
+
+    def _saved_average(self, name: str, read: Read) -> Tensor:
+        """Read the average of this rank's part of a weight, or of its slice of that: then the entries in which it lies."""
+        if not self._stretches:
+            return self.parts.read(name, read).contiguous()
+        mine, row = self._stretches.place(name), self._trained[name][0].numel()
+        first = mine.start // row
+        part = self.parts.read(name, read, slice(first, -(-mine.stop // row)))
+        return part.reshape(-1)[mine.start - first * row : mine.stop - first * row]
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         """Return the whole trained weights in a folder written by an engine, by name."""
@@ -373,21 +381,12 @@ class MegatronLearner:
         return saved
 
 
-class _OfKind(Mapping[str, Tensor]):
-    """One kind of averages by weight: 0 for a weight without any gradient so far, for which another engine saves none."""
-
-    def __init__(self, saved: Mapping[str, Tensor], kind: str, shapes: Mapping[str, tuple[int, ...]]):
-        self._saved, self._kind, self._shapes = saved, kind, shapes
-
-    def __getitem__(self, name: str) -> Tensor:
-        saved = self._saved.get(f"{self._kind}:{name}")
-        return torch.zeros(self._shapes[name]) if saved is None else saved
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+def _part_of_kind(
+    saved: Mapping[str, Tensor], kind: str, name: str, offsets: Sequence[int], size: Sequence[int]
+) -> Tensor:
+    """Read a part of one kind of averages: 0 for a weight without any gradient so far, for which another engine saves none."""
+    stored = f"{kind}:{name}"
+    return part_of(saved, stored, offsets, size) if stored in saved else torch.zeros(tuple(size))
 
 
 def _add(weights: list[Any], group: dist.ProcessGroup) -> None:

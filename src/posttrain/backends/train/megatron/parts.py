@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,14 +20,15 @@ from posttrain.backends.train.megatron.weights import (
     OF_EXPERTS,
     Heads,
     Piece,
+    Read,
     chunks_of_piece,
-    cut_piece,
     join_piece,
     piece_of,
+    read_piece,
 )
 from posttrain.backends.train.megatron.without_cuda import on_this_machine
 from posttrain.errors import ModelError, Problem
-from posttrain.models.chunks import Chunk
+from posttrain.models.chunks import Chunk, part_of
 from posttrain.models.value_head import HEADS
 from posttrain.plan.engines.megatron.models import unsupported
 
@@ -89,19 +91,26 @@ class ModelParts:
 
     @torch.no_grad()
     def cut(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Extract this rank's part of whole tensors, by the names of ``pieces``: of all, or of these."""
-        rank, ranks = self.sharding.tensor_group.rank(), self.sharding.tensor
-        found = {}
-        for name in self.pieces if names is None else names:
-            piece = self._piece(name)
-            sources = [tensors[source] for source in piece.sources]
-            if piece.cut in OF_EXPERTS:
-                which, part = divmod(self.sharding.experts_group.rank(), self._share_one_expert)
-                mine = sources[0].chunk(self.sharding.settings.experts.parallel)[which]
-                found[name] = cut_piece(piece.cut, [mine], self.heads, part, self._share_one_expert)
-            else:
-                found[name] = cut_piece(piece.cut, sources, self.heads, rank, ranks)
-        return found
+        """Extract this rank's part of whole tensors, by the names of ``pieces``: of all, or of these. Of files no more is read."""
+        wanted = self.pieces if names is None else names
+        return {name: self.read(name, partial(part_of, tensors)) for name in wanted}
+
+    @torch.no_grad()
+    def read(self, name: str, read: Read, entries: slice = slice(None)) -> Tensor:
+        """Read this rank's part of a piece from saved tensors, or these entries of its first dimension."""
+        piece = self._piece(name)
+        shapes = [self.whole_shapes[source] for source in piece.sources]
+        rank, ranks, experts = self._place(piece, shapes)
+        return read_piece(piece, read, self.heads, shapes, rank, ranks, experts=experts, entries=entries)
+
+    def _place(self, piece: Piece, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int, range]:
+        """Return this rank's number among those that share a piece, how many these are, and the experts that they have."""
+        if piece.cut not in OF_EXPERTS:
+            return self.sharding.tensor_group.rank(), self.sharding.tensor, range(0)
+        ranks = self._share_one_expert
+        which, rank = divmod(self.sharding.experts_group.rank(), ranks)
+        count = shapes[0][0] // self.sharding.settings.experts.parallel
+        return rank, ranks, range(which * count, (which + 1) * count)
 
     @torch.no_grad()
     def whole(
@@ -125,17 +134,13 @@ class ModelParts:
         Args: parts by the names of ``pieces``; prefix of the names in the files.
         """
         found = []
-        experts = self.sharding.settings.experts
         for name, part in parts.items():
             if not self.holds_alone(name) or self.copies_of(name).rank() != 0:
                 continue
-            piece, first = self._piece(name), 0
+            piece = self._piece(name)
             shapes = [self.whole_shapes[source] for source in piece.sources]
-            rank, ranks = self.sharding.tensor_group.rank(), self.sharding.tensor
-            if piece.cut in OF_EXPERTS:
-                ranks = self._share_one_expert
-                which, rank = divmod(self.sharding.experts_group.rank(), ranks)
-                first = which * (shapes[0][0] // experts.parallel)
+            rank, ranks, experts = self._place(piece, shapes)
+            first = experts.start
             for chunk in chunks_of_piece(piece, part.detach(), self.heads, shapes, rank, ranks, first_expert=first):
                 found.append(Chunk(prefix + chunk.name, chunk.offsets, chunk.tensor.cpu()))
         return found

@@ -26,8 +26,13 @@ class Stretches:
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
         """Return this rank's slice, [n], possibly empty, of a tensor as large as a weight."""
-        length, rank = self._length(name), self._group_of(name).rank()
-        return whole.view(-1)[rank * length : (rank + 1) * length]
+        return whole.view(-1)[self.place(name)]
+
+    def place(self, name: str) -> slice:
+        """Return the place of this rank's slice in the values of a weight."""
+        size, length = self._weights[name].numel(), self._length(name)
+        first = min(self._group_of(name).rank() * length, size)
+        return slice(first, min(first + length, size))
 
     def take_gradients(self) -> None:
         """Copy the weights' gradients to the slices."""

@@ -11,7 +11,7 @@ biases on queries, keys and values, in norms on queries and keys, and in an expe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,8 @@ from posttrain.models.lora import ADAPTER
 Cut = Literal["whole", "rows", "columns", "stacked", "heads", "stacked experts", "column experts"]
 OF_EXPERTS: tuple[Cut, ...] = ("stacked experts", "column experts")
 ADAPTABLE: tuple[Cut, ...] = ("heads", "stacked", "columns")  # shardings of matrices that support LoRA adapters
+# Name of a saved tensor, offsets and size of a part of it -> its values
+Read = Callable[[str, Sequence[int], Sequence[int]], Tensor]
 ADAPTERS = "adapters"  # name of a parallel layer's adapters within it
 
 # Name in megatron's layer -> names in Hugging Face's layer, and the sharding. A model may lack parameters of this table.
@@ -123,6 +125,51 @@ def cut_piece(cut: Cut, sources: Sequence[Tensor], heads: Heads, rank: int, rank
     return torch.cat(grouped, dim=1).flatten(0, 1).chunk(ranks)[rank]
 
 
+def read_piece(
+    piece: Piece,
+    read: Read,
+    heads: Heads,
+    shapes: Sequence[tuple[int, ...]],
+    rank: int,
+    ranks: int,
+    *,
+    experts: range = range(0),
+    entries: slice = slice(None),
+) -> Tensor:
+    """Return what ``cut_piece`` gives rank ``rank``, of saved tensors of these shapes; read is little more than that.
+
+    Args: experts that the rank's neighbours share with it, of experts; entries of the part's first dimension.
+    """
+    name, shape = piece.sources[0], shapes[0]
+    if piece.cut in OF_EXPERTS:
+        mine = experts[entries]
+        if piece.cut == "column experts":
+            columns = shape[2] // ranks
+            return read(name, (mine.start, 0, rank * columns), (len(mine), shape[1], columns))
+        rows = shape[1] // 2 // ranks
+        begins = (rank * rows, shape[1] // 2 + rank * rows)
+        return torch.cat([read(name, (mine.start, begin, 0), (len(mine), rows, shape[2])) for begin in begins], dim=1)
+    if piece.cut in ("whole", "columns"):
+        here = range(shape[0])[entries]
+        width = () if piece.cut == "whole" else (shape[1] // ranks,)
+        first = tuple(rank * columns for columns in width)
+        rest = shape[1 + len(width) :]
+        return read(name, (here.start, *first, *[0] * len(rest)), (len(here), *width, *rest))
+    numbers = _row_numbers(shapes)
+    wanted = cut_piece(piece.cut, numbers, heads, rank, ranks)[entries]
+    found: Tensor | None = None
+    for source, of_source, source_shape in zip(piece.sources, numbers, shapes, strict=True):
+        mask = (wanted >= of_source[0]) & (wanted <= of_source[-1])
+        if mask.any():
+            of_rank = wanted[mask] - of_source[0]
+            begin, end = int(of_rank.min()), int(of_rank.max()) + 1
+            read_rows = read(source, (begin, *[0] * (len(shape) - 1)), (end - begin, *source_shape[1:]))
+            if found is None:
+                found = read_rows.new_zeros(len(wanted), *shape[1:])
+            found[mask] = read_rows[of_rank - begin]
+    return torch.zeros(len(wanted), *shape[1:]) if found is None else found
+
+
 def chunks_of_piece(
     piece: Piece,
     part: Tensor,
@@ -150,7 +197,7 @@ def chunks_of_piece(
         halves = zip(begins, part.chunk(2, dim=1), strict=True)
         return [Chunk(name, (first_expert, begin, 0), half) for begin, half in halves]
     # The others are cut by rows. Cutting the rows' numbers shows the place of each; padding is 0.
-    numbers = torch.arange(1, 1 + sum(shape[0] for shape in shapes)).split([shape[0] for shape in shapes])
+    numbers = _row_numbers(shapes)
     here = cut_piece(piece.cut, numbers, heads, rank, ranks).to(part.device)
     found = []
     for source, of_source in zip(piece.sources, numbers, strict=True):
@@ -160,6 +207,12 @@ def chunks_of_piece(
             offsets = (int(here[mine][0]) - first, *[0] * (part.dim() - 1))
             found.append(Chunk(source, offsets, part[mine]))
     return found
+
+
+def _row_numbers(shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+    """Return the numbers of all rows of tensors of these shapes, from 1: 0 is padding."""
+    counts = [shape[0] for shape in shapes]
+    return torch.arange(1, 1 + sum(counts)).split(counts)
 
 
 def join_piece(
