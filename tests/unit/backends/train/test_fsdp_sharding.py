@@ -90,29 +90,25 @@ def test_a_process_reads_its_own_part_of_saved_tensors_alone(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "mixtral"])
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_process_resumes_from_its_part_of_the_files(tmp_path: Path, family: Family, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 3), (2, 6)])  # torch takes meshes of two ranks of one size for the same
+def test_a_process_resumes_from_its_part_of_the_files(tmp_path: Path, family: Family, rank: int, ranks: int) -> None:
     """Of a gathered checkpoint, also where the experts of a layer are one tensor in memory and many in the files."""
     path = write_tiny_model(tmp_path / "model", family)
     whole = dict(load_causal_lm(str(path), dtype=torch.float32).named_parameters())
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
         sharding = FsdpSharding("cpu", param_dtype=torch.float32)
         model = load_causal_lm(str(path), dtype=torch.float32)
         model_class = type(model)
         sharding.wrap(model)
-        kept = {name: weight.to_local().clone() for name, weight in model.named_parameters()}
-        masters = sharding.masters(model, torch.float32)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.zero_()
         with counted_reads() as reads:
             saved = saved_weights(
                 path, model, model_class, adapted=False, path_field="model.path", shape=sharding.shape
             )
-            masters.load(saved, sharding)
-        assert reads.bytes == 4 * sum(mine.numel() for mine in kept.values())
-        assert reads.bytes < 0.4 * 4 * sum(weight.numel() for weight in whole.values())
-        assert all(torch.equal(weight.to_local(), kept[name]) for name, weight in model.named_parameters())
+            found = {name: sharding.read(saved, name, like=weight) for name, weight in model.named_parameters()}
+        assert all(torch.equal(found[name].to_local(), weight.to_local()) for name, weight in model.named_parameters())
+        assert reads.bytes == 4 * sum(weight.to_local().numel() for weight in model.parameters())
+        # 2 of 4 experts at most
+        assert reads.bytes < 0.6 * 4 * sum(weight.numel() for weight in whole.values())
     finally:
         dist.destroy_process_group()
