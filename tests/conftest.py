@@ -7,6 +7,7 @@ import os
 import random
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,6 +78,19 @@ def warm(request: pytest.FixtureRequest) -> None:
             have_imported(*names)
         with suppress(ImportError):
             warm_ray_workers()
+
+
+@pytest.fixture(scope="module")
+def warm_children() -> Iterator[None]:
+    """The processes that a run starts for rewards, environments and code of users are forked from one that has imported what they
+    need: to start one takes half a second of CPU time, or five with torch. How they start and end is looked at in
+    tests/unit/processes, where they are started as users start them."""
+    from posttrain.processes import start
+    from warm.processes import start_warm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "start", start_warm)
+        yield
 
 
 @pytest.fixture(scope="session")

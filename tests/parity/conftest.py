@@ -18,6 +18,11 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm_runs(warm_children: None) -> None:
+    """The runs of these files need not wait for Python to start."""
+
+
 @pytest.fixture(scope="module")
 def address(cluster: str) -> Iterator[str]:
     """Of the cluster, for the runs of a file."""

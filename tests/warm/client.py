@@ -23,11 +23,12 @@ def ask(
     files: Sequence[int] = (0, 1, 2),
     *,
     folder: str | None = None,
+    numbers: Sequence[int] = (0, 1, 2),
     imports: Sequence[str] = (),
 ) -> tuple[socket.socket, int]:
     """Have a process forked, in a session of its own. Returns: the connection, on which its end is told (``end_of``), and its id.
 
-    Args: arguments are what follows ``python`` on a command line; imports, what the server is to import before, for this
+    Args: arguments are what follows ``python`` on a command line; numbers, which the files have in the process; imports, what the server is to import before, for this
         process and those after it.
     Raises: OSError when there is no server; RuntimeError when it has failed.
     """
@@ -35,6 +36,7 @@ def ask(
         "arguments": list(arguments),
         "environment": dict(environment),
         "folder": folder or os.getcwd(),
+        "numbers": list(numbers),
         "imports": list(imports),
     }
     connection = socket.socket(socket.AF_UNIX)

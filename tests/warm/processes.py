@@ -16,14 +16,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
+from posttrain.processes.start import start as cold_start
 from warm.client import CHILDREN, SOCKET, ask, end_of
 
 HERE = Path(__file__).parent
+LOOK_S = 0.5  # after which a thread that waits for a process looks whether another has seen its end
 _offered = False
 
 
@@ -50,6 +53,7 @@ def _start(listener: socket.socket, life: int) -> None:
     command = [sys.executable, str(HERE / "server.py"), str(listener.fileno()), str(life)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment["OMP_NUM_THREADS"] = "1"  # see one_thread in conftest.py
+    environment["PYTHONHASHSEED"] = "0"  # as posttrain starts its own processes
     files = listener.fileno(), life
     subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)
 
@@ -83,33 +87,44 @@ class WarmProcess:
         self,
         command: Sequence[str | Path],
         *,
+        stdin: int | IO[Any] | None = None,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         text: bool = False,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
         imports: Sequence[str] = (),
     ):
-        """Args: command, of this Python or a script in it; stdout may be a pipe; stderr a file, or what stdout is."""
+        """Args: command, of this Python or a script in it; stdin and stdout may be pipes, without a stdin it reads nothing; stderr
+        a file, or what stdout is."""
         offer()
         words = [str(word) for word in command]
         self.args = words
+        self.stdin: IO[Any] | None = None
         self.stdout: IO[Any] | None = None
         self._read: list[Any] = []
         self._reader: threading.Thread | None = None
         self.returncode: int | None = None
+        self._lock = threading.Lock()
         pipe = os.pipe() if stdout == subprocess.PIPE else None
+        given = os.pipe() if stdin == subprocess.PIPE else None
         with open(os.devnull, "r+b") as nothing:
+            read = given[0] if given else nothing.fileno() if stdin is None else _file(stdin, nothing, 0)
             output = pipe[1] if pipe else _file(stdout, nothing, 1)
             errors = output if stderr == subprocess.STDOUT else _file(stderr, nothing, 2)
             self._connection, self.pid = ask(
                 os.environ[SOCKET],
                 words[words[0] == sys.executable :],
                 os.environ if env is None else env,
-                (nothing.fileno(), output, errors),
+                (read, output, errors, *pass_fds),
                 folder=str(cwd) if cwd else None,
+                numbers=(0, 1, 2, *pass_fds),
                 imports=imports,
             )
+        if given:
+            os.close(given[0])
+            self.stdin = os.fdopen(given[1], "wb", 0)
         if pipe:
             os.close(pipe[1])
             self.stdout = os.fdopen(pipe[0], "r" if text else "rb")
@@ -119,17 +134,21 @@ class WarmProcess:
         return self._connection.fileno()
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
-            self.returncode = end_of(self._connection)
+        with self._lock:  # several threads may ask
+            if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+                self.returncode = end_of(self._connection)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises: subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
+        until = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = LOOK_S if until is None else min(LOOK_S, until - time.monotonic())
+            if left <= 0:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = end_of(self._connection)
-        return self.returncode
+            with suppress(OSError, ValueError):  # another thread has seen its end
+                select.select([self._connection], [], [], left)
+        return code
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -162,6 +181,23 @@ class WarmProcess:
         if self.stdout:
             self.stdout.close()
         self.wait()
+
+
+def start_warm(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
+    cwd: str | None = None,
+) -> Any:
+    """posttrain.processes.start's ``start``, which runs a module of Python in a warm process."""
+    files: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "pass_fds": pass_fds, "cwd": cwd}
+    if list(command[:2]) == [sys.executable, "-m"]:
+        return WarmProcess(command, env=environment, **files)
+    return cold_start(command, environment=environment, **files)
 
 
 def run(

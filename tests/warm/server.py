@@ -12,6 +12,7 @@ matter to starts a process as users do, by ``subprocess``: the workers of Ray th
 from __future__ import annotations
 
 import array
+import fcntl
 import gc
 import importlib
 import io
@@ -45,7 +46,8 @@ IMPORTS = (
 # megatron would import it. It makes a temporary folder then, which the first forked process to end would take from all others.
 EACH_ITS_OWN = ("wandb",)
 REQUEST_BYTES = 1 << 20
-INPUT_OUTPUT = 3  # standard input, output and errors
+MOST_FILES = 8  # standard input, output and errors, and others
+FREE = 100  # no file of a process has a number as large as this
 
 
 def serve(listener: socket.socket, life: int) -> dict[str, Any] | None:
@@ -106,7 +108,7 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any] | None, list[in
     files = array.array("i")
     text = b""
     while not text.endswith(b"\n"):
-        part, besides, _, _ = connection.recvmsg(REQUEST_BYTES, socket.CMSG_SPACE(INPUT_OUTPUT * files.itemsize))
+        part, besides, _, _ = connection.recvmsg(REQUEST_BYTES, socket.CMSG_SPACE(MOST_FILES * files.itemsize))
         for _, _, data in besides:
             files.frombytes(data)
         if not part:
@@ -133,7 +135,10 @@ def _tell_ends(waiting: dict[int, socket.socket]) -> None:
 
 def become(request: dict[str, Any]) -> None:
     """Take on what makes up a process: files, session, folder, environment, arguments, signals, random states."""
-    for number, file in enumerate(request["files"]):
+    files = [fcntl.fcntl(file, fcntl.F_DUPFD, FREE) for file in request["files"]]
+    for file in request["files"]:
+        os.close(file)
+    for number, file in zip(request["numbers"], files, strict=True):
         os.dup2(file, number)
         os.close(file)
     os.setsid()  # a group that is killed because of this process must not be the tests'

@@ -14,6 +14,7 @@ from posttrain.plan.checks.environment_code import code_problems
 from toy import toy_tokenizer
 from verl_fork import MAIN, PLAYER, write_fork
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 ALIAS = "import torch\nimport no_such_lib as json\n"
 
 
