@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from posttrain.config.reading.familiar import familiar_key
 from posttrain.dialects.likeness import nearest_keys
+from posttrain.dialects.value_types import type_text
 
 Status = Literal["mapped", "ignored", "refused", "planned"]
 
@@ -90,9 +91,11 @@ class Ledger:
             raise ValueError(f"{self.dialect}: two rows for {', '.join(name for _, name in twice)}")
 
     def at(self, version: str) -> Ledger:
-        """The table as that version had it: its defaults, without the keys that came later."""
+        """The table as that version had it: its defaults, without the keys that came later. The same table every time."""
         if version not in self.versions:
             raise KeyError(version)
+        if version in self._earlier:
+            return self._earlier[version]
         place = self.versions.index(version)
 
         def there(row: Key) -> bool:
@@ -110,11 +113,29 @@ class Ledger:
             return replace(row, default=row.earlier[found], off=off)
 
         rows = [as_then(row) for row in self.rows if there(row)]
-        return replace(self, version=version, rows=tuple(rows))
+        return self._earlier.setdefault(version, replace(self, version=version, rows=tuple(rows)))
+
+    @cached_property
+    def _earlier(self) -> dict[str, Ledger]:
+        return {}
 
     def of(self, entry: str) -> Ledger:
-        """The keys of one entry point: train, sft, evaluate, generate."""
-        return replace(self, rows=tuple(row for row in self.rows if row.entry == entry))
+        """The keys of one entry point: train, sft, evaluate, generate. The same table every time: what is found in it is kept."""
+        if entry not in self._entries:
+            self._entries[entry] = replace(self, rows=tuple(row for row in self.rows if row.entry == entry))
+        return self._entries[entry]
+
+    @cached_property
+    def _entries(self) -> dict[str, Ledger]:
+        return {}
+
+    @cached_property
+    def numbers(self) -> frozenset[tuple[str, str]]:
+        """The rows that may hold a number, by entry point and name."""
+        kinds = {"int", "float", "share"}
+        return frozenset(
+            (row.entry, row.name) for row in self.rows if not kinds.isdisjoint(type_text(row.type).split(" | "))
+        )
 
     @cached_property
     def by_name(self) -> dict[str, Key]:
@@ -140,7 +161,15 @@ class Ledger:
         row = self.by_name.get(key)
         if row is not None:
             return row
-        return next((row for start, row in self._patterns if key.startswith(start) and _matches(row.name, key)), None)
+        if key not in self._found:
+            fitting = (row for start, row in self._patterns if key.startswith(start) and _matches(row.name, key))
+            self._found[key] = next(fitting, None)
+        return self._found[key]
+
+    @cached_property
+    def _found(self) -> dict[str, Key | None]:
+        """The rows of keys that have been looked for and are in no row by their own names."""
+        return {}
 
     def finds(self, key: str) -> list[Key]:
         """The rows of a key in every entry point, in the table's order."""

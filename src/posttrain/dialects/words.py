@@ -12,7 +12,6 @@ from posttrain.config.base import Section
 from posttrain.config.reading.keys import field_of
 from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
-from posttrain.dialects.value_types import type_text
 from posttrain.errors import Problem
 from posttrain.settings import is_number
 
@@ -60,7 +59,7 @@ class Words:
     def _rank(self, row: Key, field: str) -> tuple[bool, bool, bool]:
         """Rank a row among those of a field: a written key comes before one with a default, and that before any other; of two
         written ones first that which holds a number's value."""
-        counts = not {"int", "float", "share"}.isdisjoint(type_text(row.type).split(" | "))
+        counts = (row.entry, row.name) in self._ledger.numbers
         return self._reader.written(row.name), counts == _is_counted(field, self._root), row.default is not ABSENT
 
     def key(self, field: str) -> str:

@@ -210,7 +210,6 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
     port = free_port()
     words = server_words(plan, port)
     environment = {
-        "PYTHONDONTWRITEBYTECODE": "1",
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         **({} if plan.cuda else {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB)}),
