@@ -20,6 +20,7 @@ from posttrain.steps.play import play
 from toy import ids, toy_tokenizer
 from verl_fork import MAIN, PLAYER, TRAINER, passages, write_fork
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 WHO = ({"role": "user", "content": "who"},)
 PROMPT = "Uwho$\nA"
 
