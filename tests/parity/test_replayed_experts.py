@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from test_update_paths import PLAN, make_batch
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -22,8 +21,10 @@ from posttrain.config.policy import OptimizerConfig
 from posttrain.models.loading import load_causal_lm
 from posttrain.models.routing import routers_of
 from posttrain.models.tiny import write_tiny_model
+from warm.processes import on_ranks
 
 pytest.importorskip("megatron.core")
+WARM = ("posttrain.backends.train.megatron",)  # see conftest.py
 pytestmark = pytest.mark.slow
 WAYS: dict[str, dict[str, Any]] = {
     "fsdp": {},
@@ -105,7 +106,7 @@ def test_experts_are_recorded_and_replayed_by_every_engine(tmp_path: Path) -> No
     assert (wanted["scored by others"] - wanted["old"]).abs().max() > 1e-3
     assert (wanted["others"] - wanted["same"]).abs().max() > 1e-4
     assert wanted["balanced"][0] - wanted["free"][0] > 1
-    mp.spawn(in_process, (folder, tmp_path), nprocs=2)
+    on_ranks(in_process, (folder, tmp_path), 2)
     for way in WAYS:
         for rank in range(2):
             found = torch.load(tmp_path / f"{way} {rank}.pt")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from test_update_paths import PLAN, make_batch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -19,7 +18,9 @@ from posttrain.models.loading import load_causal_lm
 from posttrain.models.tiny import write_tiny_model
 from posttrain.records.batches import TrainBatch
 from posttrain.registry import is_installed
+from warm.processes import on_ranks
 
+WARM = ("posttrain.backends.train.megatron",)  # see conftest.py
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_installed("megatron"), reason="needs megatron-core")]
 BALANCE, SMALL = 0.7, 0.05
 WAYS: dict[str, dict[str, Any]] = {
@@ -99,7 +100,7 @@ def test_routers_get_their_losses_however_they_are_split(tmp_path: Path) -> None
     folder = write_tiny_model(tmp_path / "model", "qwen3_moe")
     wanted = by_hand(folder)
     assert 1 < wanted[1] < 2 and wanted[3] > 1e-2
-    mp.spawn(in_process, (folder, tmp_path), nprocs=2)
+    on_ranks(in_process, (folder, tmp_path), 2)
     for way in WAYS:
         for rank in range(2):
             found = torch.load(tmp_path / f"{way} {rank}.pt")

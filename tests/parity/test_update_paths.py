@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -46,6 +45,7 @@ from posttrain.plan.engines.deepspeed import ZeroSettings
 from posttrain.plan.engines.fsdp import FsdpSettings
 from posttrain.records.batches import CriticTargets, TrainBatch
 from posttrain.records.plans import LossPlan, ValueLossPlan
+from warm.processes import on_ranks
 
 PLAN = LossPlan(
     name="ppo_clip",
@@ -481,7 +481,7 @@ def shared_out(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
     def folder(ranks: int) -> Path:
         if ranks not in done:
             out = tmp_path_factory.mktemp(f"ranks-{ranks}")
-            mp.spawn(in_process, (ranks, tiny_qwen, out), nprocs=ranks)
+            on_ranks(in_process, (ranks, tiny_qwen, out), ranks)
             done[ranks] = out
         return done[ranks]
 
