@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from counted_reads import counted_reads
 from ray_runs import assert_same, config
 from safetensors.torch import load_file, save_file
 from test_update_paths import PLAN, Outcome, assert_alike, assert_chunks_hold, make_engine
@@ -25,6 +24,7 @@ from test_update_paths import make_batch as batch_of_bytes
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from counted_reads import counted_reads
 from posttrain.backends.runtime.ray.sending import Sender
 from posttrain.backends.train.local import LocalValueEngine
 from posttrain.build.train import train_run

@@ -380,7 +380,9 @@ def updates_of(way: Shared, folder: Path, out: Path, rank: int) -> None:
         following.append((stats.loss, each.optimizer_step().grad_norm, each.version))
     dropped = leaves_no_trace(engine, again)
     taken = way.zero is None or way.adapter or takes_chunks(again, out.parent / f"{way.ranks}" / "parts")
-    (out / f"{rank}.json").write_text(json.dumps({"following": following, "dropped": dropped, "taken": taken, "read": reads.bytes}))
+    (out / f"{rank}.json").write_text(
+        json.dumps({"following": following, "dropped": dropped, "taken": taken, "read": reads.bytes})
+    )
 
 
 def leaves_no_trace(engine: PolicyModel, equal: PolicyModel) -> bool:

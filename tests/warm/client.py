@@ -28,8 +28,8 @@ def ask(
 ) -> tuple[socket.socket, int]:
     """Have a process forked, in a session of its own. Returns: the connection, on which its end is told (``end_of``), and its id.
 
-    Args: arguments are what follows ``python`` on a command line; numbers, which the files have in the process; imports, what the server is to import before, for this
-        process and those after it.
+    Args: arguments are what follows ``python`` on a command line; numbers, which the files have in the process; imports, what the
+        server is to import before, for this process and those after it.
     Raises: OSError when there is no server; RuntimeError when it has failed.
     """
     request = {

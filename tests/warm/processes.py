@@ -96,8 +96,8 @@ class WarmProcess:
         pass_fds: Sequence[int] = (),
         imports: Sequence[str] = (),
     ):
-        """Args: command, of this Python or a script in it; stdin and stdout may be pipes, without a stdin it reads nothing; stderr
-        a file, or what stdout is."""
+        """Args: command, of this Python or a script in it; stdin (by default it reads nothing) and stdout may be pipes; stderr a
+        file, or what stdout is."""
         offer()
         words = [str(word) for word in command]
         self.args = words

@@ -51,7 +51,7 @@ def saved_weights(
     shape: Callable[[Tensor], torch.Size] = lambda tensor: tensor.shape,
 ) -> Mapping[str, Tensor]:
     """Return the whole weights, or those of the adapter, in a folder written by an engine, by the model's own names. Of files
-    that hold what the model has, in parts or whole, only what is asked for is read.
+    that hold the model's tensors, in parts or whole, each is read when it is used.
 
     Args: path_field, the setting that names the starting weights; shape of the whole tensor of a parameter.
     Raises: ModelError when the folder holds another model, or other kinds of weights.
@@ -78,7 +78,7 @@ def saved_weights(
 
 
 def _in_files(folder: Path, model: PreTrainedModel, shape: Callable[[Tensor], torch.Size]) -> ChunkedTensors | None:
-    """Return the weights in transformers' files; None without these, or where they hold other tensors than parts of the model's."""
+    """Return the weights in transformers' files; None without any, and where they hold no parts of the model's."""
     files = sorted(folder.glob(WEIGHT_FILES))
     boxes = stored_boxes(model, shape) if files else None
     return None if boxes is None else ChunkedTensors(folder, whole=files, boxes=boxes)

@@ -90,7 +90,8 @@ def test_a_process_reads_its_own_part_of_saved_tensors_alone(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "mixtral"])
-@pytest.mark.parametrize(("rank", "ranks"), [(0, 3), (2, 6)])  # torch takes meshes of two ranks of one size for the same
+# torch takes the meshes of two ranks of one size for the same
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 3), (2, 6)])
 def test_a_process_resumes_from_its_part_of_the_files(tmp_path: Path, family: Family, rank: int, ranks: int) -> None:
     """Of a gathered checkpoint, also where the experts of a layer are one tensor in memory and many in the files."""
     path = write_tiny_model(tmp_path / "model", family)
