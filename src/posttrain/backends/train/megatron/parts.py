@@ -91,7 +91,7 @@ class ModelParts:
 
     @torch.no_grad()
     def cut(self, tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Extract this rank's part of whole tensors, which alone is read of files, by the names of ``pieces``: of all or these."""
+        """Extract this rank's part of whole tensors, which alone is read of files, by names of ``pieces``: of all or these."""
         wanted = self.pieces if names is None else names
         return {name: self.read(name, partial(part_of, tensors)) for name in wanted}
 
