@@ -122,7 +122,16 @@ def import_path(path: str) -> ModuleType:
             raise
         asked = path if path.startswith(PACKAGE) else "the file"
         what = f"{place_of(error, str(file))}: importing {asked} failed: {last_line(error)}"
-        raise ConfigError(Problem(what, field="path")) from error
+        raise ConfigError(Problem(what, fix=_missing(error), field="path")) from error
+
+
+def _missing(error: BaseException) -> str:
+    """The fix for an import of a module that is not there; "" for another error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    package = error.name.partition(".")[0]
+    wanted = PIP_NAMES.get(package, package.replace("_", "-"))
+    return f"pip install {wanted}, or put the folder that holds {package} on PYTHONPATH"
 
 
 def search_launch_folder() -> None:

@@ -32,6 +32,8 @@ COUNTS = {
 }
 # Words that make it a number of devices or processes
 MACHINES = {"gpu", "gpus", "npu", "npus", "cpu", "cpus", "device", "devices", "node", "nodes", "worker", "workers"}
+# Words that make it a number of processes beside the computation: readers of rows, servers of tools
+PROCESSES = {"worker", "workers", "thread", "threads", "proc", "procs", "process", "processes"}
 NUMBERS = {
     *COUNTS,
     *("size", "sizes", "batch", "batchsize", "microbatch", "minibatch", "bs", "bsz", "accumulation", "epoch", "epochs"),
@@ -151,8 +153,12 @@ def drops_any_value(key: str, known: Known) -> bool:
 
 
 def about_a_number(own: Own) -> bool:
-    """Return True for a number above zero or below it, under a name that speaks of a count, a size or a factor."""
-    return _is_number(own.value) and float(own.value) != 0 and not NUMBERS.isdisjoint(_words(own.key))
+    """Return True for a number above zero or below it, under a name that speaks of a count (but of processes), a size or a
+    factor."""
+    words = _words(own.key)
+    numbers = NUMBERS & words
+    of_processes = numbers <= COUNTS and not PROCESSES.isdisjoint(words)
+    return _is_number(own.value) and float(own.value) != 0 and bool(numbers) and not of_processes
 
 
 def _is_count(own: Own) -> bool:

@@ -20,7 +20,16 @@ from posttrain.interfaces.reward import BatchedRewardFn
 from posttrain.libraries.verl import modules as verl_modules
 from posttrain.records.prompts import Prompt
 from posttrain.rewards.user import UserRewardError, check_function, load_function
-from posttrain.user_files import bound_names, import_path, last_line, parse_file, place_of, source_file
+from posttrain.user_files import (
+    bound_names,
+    defined_at,
+    failed_at,
+    import_path,
+    last_line,
+    parse_file,
+    place_of,
+    source_file,
+)
 from posttrain.verl_rows import columns_read
 
 TokenizerOf = Callable[[], Any]
@@ -93,14 +102,14 @@ class _Managed:
                 return asyncio.run(_one_by_one(self._manager, batch))
             answer = _called(self._manager, batch)
         except (Exception, SystemExit) as error:  # a user's program may fail in any way
-            raise UserRewardError(f"{place_of(error, self._file)}: {last_line(error)}") from error
+            raise UserRewardError(f"{failed_at(error, type(self._manager))}: {last_line(error)}") from error
         extra = answer.get("reward_extra_info") or {} if isinstance(answer, Mapping) else {}
-        rewards = answer["reward_tensor"] if isinstance(answer, Mapping) else answer
-        if tuple(rewards.shape) != tuple(batch.batch["responses"].shape):
-            shape = tuple(batch.batch["responses"].shape)
-            raise UserRewardError(
-                f"{self._file}: it returned rewards of shape {tuple(rewards.shape)}; {shape} is expected"
-            )
+        rewards = answer.get("reward_tensor") if isinstance(answer, Mapping) else answer
+        shape = tuple(batch.batch["responses"].shape)
+        found = getattr(rewards, "shape", None)
+        if found is None or tuple(found) != shape:
+            what = f"a {type(answer).__name__} without rewards" if found is None else f"rewards of shape {tuple(found)}"
+            raise UserRewardError(f"{defined_at(type(self._manager))}: it returned {what}; {shape} is expected")
         return [_result(rewards[number], number, extra, len(prompts)) for number in range(len(prompts))]
 
 

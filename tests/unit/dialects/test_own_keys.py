@@ -71,6 +71,8 @@ def test_the_list_names_only_own_keys() -> None:
         ("+algorithm.format_coef=0", False),  # off
         ("+algorithm.format_coef=null", False),
         ("+algorithm.format_style=0.1", False),  # no word of a count, size or factor
+        ("+env.num_workers=4", False),  # of processes that read rows
+        ("+env.workers_batch_size=4", True),
         ("+env.use_batch=true", False),
         ("+env.size_name=large", False),
     ],

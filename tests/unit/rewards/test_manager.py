@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -58,6 +59,10 @@ class Spread(Votes):
 class Wrong(Votes):
     def __call__(self, data):
         return torch.zeros(1, 1)
+
+class Nothing(Votes):
+    def __call__(self, data):
+        len(data)
 
 class Columns(Votes):
     def __call__(self, data):
@@ -199,6 +204,9 @@ def test_a_wrong_shape_is_no_reward(own):
     [outcome] = scored(own, "Wrong", (4, 5))
     assert isinstance(outcome, Invalid)
     assert "it returned rewards of shape (1, 1); (1, 2) is expected" in outcome.detail
+    [outcome] = scored(own, "Nothing", (4, 5))
+    assert isinstance(outcome, Invalid)
+    assert re.search(r"\.py:\d+: it returned a NoneType without rewards; \(1, 2\) is expected", outcome.detail)
 
 
 def test_names_and_arguments_are_checked(own):

@@ -35,7 +35,7 @@ from posttrain.libraries import json_text
 from posttrain.libraries.own_code import load
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ENVS
-from posttrain.user_files import own_line
+from posttrain.user_files import defined_at, own_line
 
 CRASHED = "env_crashed"  # reasons of EnvFailed: it raised, or its process ended
 TIMEOUT = "env_timeout"
@@ -90,7 +90,7 @@ class HostedEpisode:
     def reset(self) -> dict[str, Any]:
         if self.asks:
             raise BadAnswer("it asks for turns by itself, for which it needs a process (environment.workers above 0)")
-        return {**_plain(self._done(self._env.reset(self._seed)), EnvStart), "saved": self._state()}
+        return {**_plain(self._done(self._env.reset(self._seed)), EnvStart, self._env), "saved": self._state()}
 
     def restore(self, saved: Any, emit: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Continue a saved episode, in place of ``reset`` or ``begin``. ``emit``: takes the events of an AskingEnv."""
@@ -106,7 +106,7 @@ class HostedEpisode:
     def step(self, action: str, cut: bool = False) -> dict[str, Any]:
         if cut and callable(tell := getattr(self._env, "turn_was_cut", None)):
             tell()
-        return {**_plain(self._done(self._env.step(action)), EnvStep), "saved": self._state()}
+        return {**_plain(self._done(self._env.step(action)), EnvStep, self._env), "saved": self._state()}
 
     def score(self, conversation: FinishedConversation) -> dict[str, Any]:
         """Score a conversation of a program outside, in place of ``reset`` and ``step``."""
@@ -114,7 +114,7 @@ class HostedEpisode:
 
     def task(self) -> dict[str, Any]:
         """Begin an episode that a program outside plays."""
-        return {**_plain(self._scorer.task(), EnvStart), "saved": None}
+        return {**_plain(self._scorer.task(), EnvStart, self._env), "saved": None}
 
     def close(self) -> dict[str, Any]:
         try:
@@ -187,10 +187,10 @@ def failure_of(error: BaseException) -> tuple[str, str]:
     return reason, f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"[:1000]
 
 
-def _plain(value: Any, kind: type[EnvStart] | type[EnvStep]) -> dict[str, Any]:
+def _plain(value: Any, kind: type[EnvStart] | type[EnvStep], env: Any = None) -> dict[str, Any]:
     if not isinstance(value, kind):
         method = "reset" if kind is EnvStart else "step"
-        raise BadAnswer(f"{method} returned {_named(value)} instead of an {kind.__name__}")
+        raise BadAnswer(f"{method} returned {_named(value)} instead of an {kind.__name__} ({defined_at(type(env))})")
     return {item.name: getattr(value, item.name) for item in fields(kind)}
 
 

@@ -149,7 +149,7 @@ def test_an_episode(host: EnvHost, spec: EnvSpec) -> None:
     ("action", "reason", "said"),
     [
         ("raise", "env_crashed", "no such key"),
-        ("none", "env_invalid", "step returned None instead of an EnvStep"),
+        ("none", "env_invalid", "world.py:7)"),
         ("nan", "env_invalid", "reward is nan instead of a finite number"),
         ("done", "env_invalid", "done is 'yes' instead of True or False"),
         ("role", "env_invalid", "messages holds 'hello', which is no message with a role"),
