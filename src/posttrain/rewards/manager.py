@@ -104,7 +104,7 @@ class _Managed:
         except (Exception, SystemExit) as error:  # a user's program may fail in any way
             raise UserRewardError(f"{failed_at(error, type(self._manager))}: {last_line(error)}") from error
         extra = answer.get("reward_extra_info") or {} if isinstance(answer, Mapping) else {}
-        rewards = answer.get("reward_tensor") if isinstance(answer, Mapping) else answer
+        rewards: Any = answer.get("reward_tensor") if isinstance(answer, Mapping) else answer
         shape = tuple(batch.batch["responses"].shape)
         found = getattr(rewards, "shape", None)
         if found is None or tuple(found) != shape:
