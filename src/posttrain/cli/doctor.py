@@ -35,6 +35,7 @@ PURPOSES = {
     "uvicorn": "posttrain serve",
     "vllm": "rollout.engine=vllm",
     "wandb": "tracking.trackers=[wandb]",
+    "zmq": "teachers of verl's recipe GKD",
 }
 
 
