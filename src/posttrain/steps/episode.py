@@ -194,6 +194,10 @@ class Episode:
         turn = self.turns[-1]
         self.turns[-1] = replace(turn, text=self.writer.text_of(self.ids[turn.start : turn.end]))
 
+    def keep_trained(self, marks: Sequence[bool]) -> None:
+        """Leave tokens of the present sample out of training: those without a mark."""
+        self.mask = [own and mark for own, mark in zip(self.mask, [*marks, *[False] * len(self.mask)], strict=False)]
+
     def _keep(self, count: int) -> None:
         turn = self.turns[-1]
         self.sealed = min(turn.start + count, turn.end)

@@ -422,3 +422,32 @@ def test_a_sampler_that_would_round_its_weights_does_not(tmp_path: Path) -> None
     assert not loaded.problems
     (said,) = [each.reason for each in loaded.ignored if each.key == f"{R}.quantization"]
     assert "from the policy that learns" in said
+
+
+@pytest.mark.parametrize(
+    ("default", "name", "said"),
+    [
+        ("seeker", "agent_loop", ""),
+        ("plain", "single_turn", ""),
+        (None, "single_turn", ""),
+        ("seker", "single_turn", "did you mean seeker"),
+    ],
+)
+def test_agent_loops_of_a_file_play_the_rows_that_name_them(default: str | None, name: str, said: str) -> None:
+    more = [] if default is None else [f"actor_rollout_ref.rollout.agent.default_agent_loop={default}"]
+    file = Path(__file__).parent / "verl_documents/loops.yaml"
+    loops = [f"{R}.mode=async", "data.max_response_length=77", f"{R}.agent.agent_loop_config_path={file}"]
+    loaded = read_config(None, [*SIZES, *loops, *more], "verl", here=True)
+    if said:
+        [problem] = loaded.problems
+        assert said in problem.fix
+        return
+    environment = loaded.config.environment
+    assert (environment.name, environment.column) == (name, "agent_name")
+    named = environment.named
+    assert named["plain"].name == named["single_turn_agent"].name == "single_turn"
+    settings = named["seeker"].settings
+    assert (settings["class_name"], settings["arguments"]) == ("my_loops.Seeker", {"most_questions": 3})
+    # verl's own configuration, with its defaults, and keys that refer to others
+    rollout = settings["config"]["actor_rollout_ref"]["rollout"]
+    assert (rollout["response_length"], rollout["temperature"]) == (77, 1.0)

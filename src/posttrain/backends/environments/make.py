@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
+from posttrain.backends.environments import checked
 from posttrain.backends.environments.scoring import OtherConversation, Scorer
 from posttrain.errors import RequestError
 from posttrain.interfaces.env import (
@@ -29,7 +29,6 @@ from posttrain.interfaces.env import (
     FinishedConversation,
     PlayedTurn,
     ScoringEnv,
-    TurnOptions,
 )
 from posttrain.libraries import json_text
 from posttrain.libraries.own_code import load
@@ -43,10 +42,6 @@ MEMORY = "env_memory"  # it needed more than environment.memory_gib
 INVALID = "env_invalid"  # it returned something else than it should
 OTHER = "env_other_conversation"  # played again for its score, it says something else than stands in the conversation
 T = TypeVar("T")
-
-
-class BadAnswer(Exception):
-    """An environment returned something else than it should; the message names it."""
 
 
 class HostedEpisode:
@@ -89,13 +84,15 @@ class HostedEpisode:
 
     def reset(self) -> dict[str, Any]:
         if self.asks:
-            raise BadAnswer("it asks for turns by itself, for which it needs a process (environment.workers above 0)")
+            raise checked.BadAnswer(
+                "it asks for turns by itself, for which it needs a process (environment.workers above 0)"
+            )
         return {**_plain(self._done(self._env.reset(self._seed)), EnvStart, self._env), "saved": self._state()}
 
     def restore(self, saved: Any, emit: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Continue a saved episode, in place of ``reset`` or ``begin``. ``emit``: takes the events of an AskingEnv."""
         if not self._can_be_saved:
-            raise BadAnswer("it was saved and has no restore and state any more")
+            raise checked.BadAnswer("it was saved and has no restore and state any more")
         if self.asks:
             assert emit is not None
             self._env.restore(saved["env"], self._emitter(emit))
@@ -122,7 +119,7 @@ class HostedEpisode:
                 return {"metrics": {}}
             metrics = self._done(self._env.close())
             if not isinstance(metrics, Mapping):
-                raise BadAnswer(f"close returned {_named(metrics)} instead of a mapping of metrics")
+                raise checked.BadAnswer(f"close returned {_named(metrics)} instead of a mapping of metrics")
             return {"metrics": dict(metrics)}
         finally:
             self._loop.close()
@@ -139,7 +136,7 @@ class HostedEpisode:
         try:
             return json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:
-            raise BadAnswer(f"state returned what is no JSON value: {error}") from None
+            raise checked.BadAnswer(f"state returned what is no JSON value: {error}") from None
 
     def _done(self, value: T | Awaitable[T]) -> T:
         return self._loop.run(_awaited(value)) if inspect.isawaitable(value) else value
@@ -176,7 +173,7 @@ def loading_failures(names: Sequence[str]) -> dict[str, str]:
 
 def failure_of(error: BaseException) -> tuple[str, str]:
     """Reason and detail of an episode whose environment has raised."""
-    if isinstance(error, BadAnswer):
+    if isinstance(error, checked.BadAnswer):
         return INVALID, str(error)
     if isinstance(error, OtherConversation):
         return OTHER, str(error)
@@ -190,7 +187,9 @@ def failure_of(error: BaseException) -> tuple[str, str]:
 def _plain(value: Any, kind: type[EnvStart] | type[EnvStep], env: Any = None) -> dict[str, Any]:
     if not isinstance(value, kind):
         method = "reset" if kind is EnvStart else "step"
-        raise BadAnswer(f"{method} returned {_named(value)} instead of an {kind.__name__} ({defined_at(type(env))})")
+        raise checked.BadAnswer(
+            f"{method} returned {_named(value)} instead of an {kind.__name__} ({defined_at(type(env))})"
+        )
     return {item.name: getattr(value, item.name) for item in fields(kind)}
 
 
@@ -225,67 +224,68 @@ def finished_of(plain: Mapping[str, Any]) -> FinishedConversation:
 def start_of(plain: Any) -> EnvStart | EnvRestored | EnvFailed:
     """Check and convert the value of ``HostedEpisode.reset`` or ``restore``: the environment is not the trainer's code."""
     try:
-        values = _mapping(json_text.whole_characters(plain))
+        values = checked.mapping(json_text.whole_characters(plain))
         if values.get("restored") is True:
             return EnvRestored()
         return EnvStart(
-            messages=_messages(values, "messages", EnvStart),
-            tools=_messages(values, "tools", EnvStart, role=False),
-            state_key=_text(values, "state_key"),
-            max_response_tokens=_count(values, "max_response_tokens"),
+            messages=checked.messages(values, "messages", EnvStart),
+            tools=checked.messages(values, "tools", EnvStart, role=False),
+            state_key=checked.text(values, "state_key"),
+            max_response_tokens=checked.count(values, "max_response_tokens"),
             saved=values.get("saved"),
         )
-    except BadAnswer as error:
+    except checked.BadAnswer as error:
         return EnvFailed(INVALID, f"reset: {error}")
 
 
 def step_of(plain: Any) -> EnvStep | EnvFailed:
     """Check and convert the value of ``HostedEpisode.step``."""
     try:
-        values = _mapping(json_text.whole_characters(plain))
+        values = checked.mapping(json_text.whole_characters(plain))
         done, stop = values.get("done"), values.get("stop")
         if not isinstance(done, bool):
-            raise BadAnswer(f"done is {_shown(done)} instead of True or False")
+            raise checked.BadAnswer(f"done is {checked.shown(done)} instead of True or False")
         if not isinstance(stop, str):
-            raise BadAnswer(f"stop is {_shown(stop)} instead of a text")
+            raise checked.BadAnswer(f"stop is {checked.shown(stop)} instead of a text")
         edited = values.get("conversation")
         return EnvStep(
-            messages=_messages(values, "messages", EnvStep),
-            reward=None if values.get("reward") is None else _number(values["reward"], "reward"),
-            penalty=_number(values.get("penalty", 0.0), "penalty"),
+            messages=checked.messages(values, "messages", EnvStep),
+            reward=None if values.get("reward") is None else checked.number(values["reward"], "reward"),
+            penalty=checked.number(values.get("penalty", 0.0), "penalty"),
             done=done,
             stop=stop,
-            metrics=metrics_of(values.get("metrics")),
-            action=_text(values, "action"),
-            state_key=_text(values, "state_key"),
-            conversation=None if edited is None else _messages(values, "conversation", EnvStep),
-            tools=None if values.get("tools") is None else _messages(values, "tools", EnvStep, role=False),
-            max_response_tokens=_count(values, "max_response_tokens"),
+            metrics=checked.metrics_of(values.get("metrics")),
+            action=checked.text(values, "action"),
+            state_key=checked.text(values, "state_key"),
+            conversation=None if edited is None else checked.messages(values, "conversation", EnvStep),
+            tools=None if values.get("tools") is None else checked.messages(values, "tools", EnvStep, role=False),
+            max_response_tokens=checked.count(values, "max_response_tokens"),
             saved=values.get("saved"),
-            keeps=_count(values, "keeps"),
+            keeps=checked.count(values, "keeps"),
+            learned=checked.marks(values.get("learned")),
         )
-    except BadAnswer as error:
+    except checked.BadAnswer as error:
         return EnvFailed(INVALID, f"step: {error}")
 
 
 def scored_of(plain: Any) -> EnvScored | EnvFailed:
     """Check and convert the value of ``HostedEpisode.score``."""
     try:
-        values = _mapping(json_text.whole_characters(plain))
+        values = checked.mapping(json_text.whole_characters(plain))
         reward = values.get("reward")
         return EnvScored(
-            reward=None if reward is None else _number(reward, "reward"),
-            stop=_text(values, "stop") or "",
-            metrics=metrics_of(values.get("metrics")),
+            reward=None if reward is None else checked.number(reward, "reward"),
+            stop=checked.text(values, "stop") or "",
+            metrics=checked.metrics_of(values.get("metrics")),
         )
-    except BadAnswer as error:
+    except checked.BadAnswer as error:
         return EnvFailed(INVALID, f"score: {error}")
 
 
 def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
     """Check and convert an event of an AskingEnv."""
     try:
-        values = _mapping(json_text.whole_characters(plain))
+        values = checked.mapping(json_text.whole_characters(plain))
         if "end" in values:
             return step_of(values["end"])
         if "failed" in values:
@@ -293,105 +293,28 @@ def event_of(plain: Any) -> EnvAsk | EnvWithdrawn | EnvStep | EnvFailed:
             return EnvFailed(str(reason), str(detail))
         if "withdrawn" in values:
             return EnvWithdrawn(str(values["withdrawn"]))
-        ask = _mapping(values.get("ask"))
+        ask = checked.mapping(values.get("ask"))
         if not isinstance(line := ask.get("line"), int):
-            raise BadAnswer(f"line is {_shown(line)} instead of a number")
+            raise checked.BadAnswer(f"line is {checked.shown(line)} instead of a number")
         return EnvAsk(
             turn=str(ask.get("turn")),
             line=line,
-            messages=_messages(ask, "messages", EnvAsk),
-            tools=_messages(ask, "tools", EnvAsk, role=False),
-            max_response_tokens=_count(ask, "max_response_tokens"),
+            messages=checked.messages(ask, "messages", EnvAsk),
+            tools=checked.messages(ask, "tools", EnvAsk, role=False),
+            max_response_tokens=checked.count(ask, "max_response_tokens"),
             trained=ask.get("trained") is not False,
-            prompt=_raw_prompt(ask.get("prompt")),
-            keeps=_count(ask, "keeps"),
-            options=_options(ask.get("options") or {}),
+            prompt=checked.raw_prompt(ask.get("prompt")),
+            keeps=checked.count(ask, "keeps"),
+            options=checked.options(ask.get("options") or {}),
             saved=ask.get("saved"),
         )
-    except BadAnswer as error:
+    except checked.BadAnswer as error:
         return EnvFailed(INVALID, f"a request for a turn: {error}")
-
-
-def _raw_prompt(value: Any) -> str | tuple[int, ...] | None:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, (list, tuple)) or not all(type(token) is int for token in value):
-        raise BadAnswer(f"prompt is {_shown(value)} instead of a text or token ids")
-    return tuple(value)
-
-
-def _options(value: Any) -> TurnOptions:
-    values = _mapping(value)
-    stop, seed = values.get("stop") or (), values.get("seed")
-    if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
-        raise BadAnswer(f"stop is {_shown(stop)} instead of texts")
-    if seed is not None and type(seed) is not int:
-        raise BadAnswer(f"seed is {_shown(seed)} instead of a number")
-    temperature = None if values.get("temperature") is None else _number(values["temperature"], "temperature")
-    if temperature is not None and temperature <= 0:
-        raise BadAnswer(f"temperature is {temperature:g} instead of a number above 0")
-    return TurnOptions(
-        stop=tuple(stop),
-        seed=seed,
-        draws_as=str(values.get("draws_as") or ""),
-        top_logprobs=(_count(values, "top_logprobs") or 0) if values.get("top_logprobs") else 0,
-        prompt_logprobs=values.get("prompt_logprobs") is True,
-        temperature=temperature,
-        grammar=str(values.get("grammar") or ""),
-        tokens=values.get("tokens") is True,
-    )
 
 
 def closed_of(plain: Any) -> Mapping[str, float] | EnvFailed:
     """Check and convert the value of ``HostedEpisode.close``."""
     try:
-        return metrics_of(_mapping(json_text.whole_characters(plain)).get("metrics"))
-    except BadAnswer as error:
+        return checked.metrics_of(checked.mapping(json_text.whole_characters(plain)).get("metrics"))
+    except checked.BadAnswer as error:
         return EnvFailed(INVALID, f"close: {error}")
-
-
-def metrics_of(values: Any) -> dict[str, float]:
-    """Raises: BadAnswer."""
-    return {str(name): _number(value, f"metric {name}") for name, value in _mapping(values).items()}
-
-
-def _mapping(value: Any) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise BadAnswer(f"{_shown(value)} is no mapping")
-    return value
-
-
-def _messages(values: Mapping[Any, Any], name: str, kind: type, *, role: bool = True) -> list[Mapping[str, Any]]:
-    found = values.get(name)
-    if not isinstance(found, (list, tuple)):
-        raise BadAnswer(f"{name} is {_shown(found)} instead of a list")
-    for item in found:
-        if not isinstance(item, Mapping) or (role and not isinstance(item.get("role"), str)):
-            raise BadAnswer(f"{name} holds {_shown(item)}, which is no message with a role")
-    return [dict(item) for item in found]
-
-
-def _number(value: Any, name: str) -> float:
-    # A number of numpy's or torch's.
-    if hasattr(value, "item") and not isinstance(value, (int, float)):
-        value = value.item()
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadAnswer(f"{name} is {_shown(value)} instead of a finite number")
-    return float(value)
-
-
-def _text(values: Mapping[Any, Any], name: str) -> str | None:
-    if (found := values.get(name)) is not None and not isinstance(found, str):
-        raise BadAnswer(f"{name} is {_shown(found)} instead of a text")
-    return found
-
-
-def _count(values: Mapping[Any, Any], name: str) -> int | None:
-    if (found := values.get(name)) is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
-        raise BadAnswer(f"{name} is {_shown(found)} instead of a number of tokens")
-    return found
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -23,11 +23,12 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from posttrain.data.templates import ids_of, render
-from posttrain.envs.verl_loop.opened import TrainerParts, opened, tokenizer_of
+from posttrain.envs.verl_loop.opened import TrainerParts, opened
 from posttrain.envs.verl_loop.turns import Context
 from posttrain.errors import RequestError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, TurnOptions
 from posttrain.libraries.verl.parts import Checkout, Values
+from posttrain.models.lists import tokenizer_of
 from posttrain.registry import ENVS
 from posttrain.user_files import last_line
 from posttrain.verl_episodes import EpisodeLoop, EpisodeReward

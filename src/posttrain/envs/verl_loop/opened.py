@@ -12,10 +12,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from posttrain.config.model import ModelConfig
 from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.verl.parts import Checkout, NotBound, Values
-from posttrain.models.loading import load_tokenizer
+from posttrain.models.lists import tokenizer_of
 from posttrain.user_files import loading_problem
 from posttrain.verl_episodes import PROGRAMS, EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
 from posttrain.verl_sites import Site, reached
@@ -33,15 +32,6 @@ def opened(trainer: str, folder: str, program: str | None) -> tuple[Checkout, Ep
     except NotPlayable as error:
         raise ConfigError(Problem(f"{trainer}: {error}", field="trainer")) from None
     return Checkout(root), loop, find_reward(builds, [root]) if builds else None
-
-
-@lru_cache(maxsize=1)
-def tokenizer_of(model: tuple[tuple[str, Any], ...]) -> Any:
-    """Load the model's tokenizer, with a padding token: verl takes the end token where there is none."""
-    tokenizer = load_tokenizer(ModelConfig(**dict(model)))
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 class TrainerParts:

@@ -58,6 +58,14 @@ _SCHEMAS = {
         *("OpenAIFunctionToolSchema", "ToolResponse"),
     )
 }
+_LOOPS = f"{_OURS}.agent_loops"
+_AGENTS = {
+    name: f"{_LOOPS}:{name}"
+    for name in (
+        *("AgentLoopBase", "AgentLoopOutput", "AgentLoopMetrics", "AsyncLLMServerManager", "DictConfigWrap"),
+        *("ToolListWrap", "register", "AgentLoopManager", "AgentLoopWorker", "AgentLoopWorkerBase", "TokenOutput"),
+    )
+}
 _SAMPLERS = {
     "AbstractSampler": f"{_OURS}.samplers:AbstractSampler",
     "AbstractCurriculumSampler": f"{_OURS}.samplers:AbstractCurriculumSampler",
@@ -83,7 +91,12 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.utils.model": {"compute_position_id_with_mask": f"{_OURS}.tensors:compute_position_id_with_mask"},
     "verl.utils.fs": {"copy_to_local": f"{_OURS}.tensors:copy_to_local"},
     "verl.utils.reward_score": _SCORES,
-    "verl.utils.rollout_trace": {"rollout_trace_op": f"{_TOOLS}:rollout_trace_op"},
+    "verl.utils.chat_template": {"initialize_system_prompt": f"{_LOOPS}:initialize_system_prompt"},
+    "verl.utils.profiler": {"simple_timer": f"{_LOOPS}:simple_timer", "marked_timer": f"{_LOOPS}:simple_timer"},
+    "verl.utils.rollout_trace": {
+        "rollout_trace_op": f"{_TOOLS}:rollout_trace_op",
+        "rollout_trace_attr": f"{_LOOPS}:rollout_trace_attr",
+    },
     "verl.interactions": {},
     "verl.interactions.base": {"BaseInteraction": f"{_TOOLS}:BaseInteraction"},
     "verl.tools": {},
@@ -98,6 +111,9 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.trainer.ppo.core_algos": _ALGORITHMS,
     "verl.trainer.ppo.checkpoint_callback": {"CheckpointCallback": f"{_OURS}.callbacks:CheckpointCallback"},
     "verl.experimental": {},
+    "verl.experimental.agent_loop": _AGENTS,
+    "verl.experimental.agent_loop.agent_loop": _AGENTS,
+    "verl.experimental.agent_loop.utils": {"resolve_config_path": f"{_LOOPS}:resolve_config_path"},
     "verl.experimental.dataset": {},
     "verl.experimental.dataset.sampler": _SAMPLERS,
     "verl.experimental.reward_loop": {},
@@ -106,6 +122,8 @@ PROVIDED: Mapping[str, Mapping[str, str]] = {
     "verl.experimental.reward_loop.reward_manager.registry": _LOOP,
     "verl.workers": {},
     "verl.workers.config": {"ActorConfig": _SECTIONS},
+    "verl.workers.rollout": {},
+    "verl.workers.rollout.replica": {"TokenOutput": f"{_LOOPS}:TokenOutput"},
     "verl.workers.reward_manager": _MANAGERS,
     "verl.workers.reward_manager.abstract": _MANAGERS,
     "verl.workers.reward_manager.registry": _MANAGERS,

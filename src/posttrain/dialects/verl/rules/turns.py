@@ -11,8 +11,10 @@ from yaml import YAMLError
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.data.tool_forms import DEFAULT as DEFAULT_FORM
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.verl.rules.agent_loops import LOOPS, has_loops, loops_of
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import AGENT, ROLLOUT, TURNS
+from posttrain.errors import did_you_mean
 from posttrain.libraries import yaml_text
 from posttrain.registry import TOOL_FORMS, is_installed
 
@@ -59,14 +61,15 @@ def _server(keys: Reader) -> dict[str, Any]:
 def _environments(keys: Reader) -> dict[str, Any]:
     enabled = keys[f"{TURNS}.enable"]
     has_tools = keys[TOOL_FILE] is not None or keys[FUNCTION_FILE] is not None
-    by_row = get(keys, f"{ROLLOUT}.mode") == "async" and has_tools
+    loops = has_loops(keys)
+    by_row = get(keys, f"{ROLLOUT}.mode") == "async" and (has_tools or loops)
     form = _form(keys)
     if not enabled and not by_row:
         for name in _READ_BY_TURNS:
             keys.ignore(f"{TURNS}.{name}", "multi_turn.enable is false")
         keys.ignore(f"{AGENT}.default_agent_loop", "there are no agents without tools, or without mode=async")
         return {}
-    if not has_tools and keys[INTERACTION_FILE] is None:
+    if not has_tools and not loops and keys[INTERACTION_FILE] is None:
         keys.problem(
             "a conversation of several turns needs tools or another side",
             key=f"{TURNS}.enable",
@@ -83,7 +86,9 @@ def _environments(keys: Reader) -> dict[str, Any]:
         "environment.tool_call_form": form,
         "environment.changed_history": "split" if keys[f"{TURNS}.use_inference_chat_template"] else "append",
     }
-    return fields | (_by_row(keys) if by_row else _everywhere(keys))
+    if loops:
+        fields["environment.max_turns"] = None
+    return fields | (_by_row(keys, has_tools=has_tools, loops=loops) if by_row else _everywhere(keys))
 
 
 def _form(keys: Reader) -> str:
@@ -106,23 +111,44 @@ def _everywhere(keys: Reader) -> dict[str, Any]:
     return {"environment.name": name} | {f"environment.settings.{key}": value for key, value in settings.items()}
 
 
-def _by_row(keys: Reader) -> dict[str, Any]:
+def _by_row(keys: Reader, *, has_tools: bool, loops: bool) -> dict[str, Any]:
     """verl's agents: a row is played by the one that it names in its column agent_name."""
     default = get(keys, f"{AGENT}.default_agent_loop")
     if default is None:
-        keys.warn(
-            "with mode=async, rows are played with tools where their column agent_name says tool_agent, as in verl; "
-            f"+{AGENT}.default_agent_loop=tool_agent plays those with tools that say nothing"
+        rows = (
+            "by the agent that their column agent_name names"
+            if loops
+            else "with tools where agent_name says tool_agent"
         )
-    name, settings = _played(keys)
+        those = "NAME plays those" if loops else "tool_agent plays those with tools"
+        keys.warn(
+            f"with mode=async, rows are played {rows}, as in verl; +{AGENT}.default_agent_loop={those} that say nothing"
+        )
+    known: dict[str, dict[str, Any]] = {_SINGLE: {"name": SINGLE_TURN}}
+    if has_tools or keys[INTERACTION_FILE] is not None:
+        name, settings = _played(keys)
+        most = _most_turns(keys) if loops else None  # loops end by themselves
+        known[_TOOLS] = {"name": name, "settings": settings} | ({"max_turns": most} if most else {})
+    if loops and not _not_opened(keys, LOOPS):
+        entries = _file(keys, LOOPS, keys[LOOPS])
+        for name, made in (loops_of(keys, entries) if entries is not None else {}).items():
+            if isinstance(made, str) and made not in known:
+                what = f"{keys[LOOPS]}: {name} is verl's loop with tools, and the run has none"
+                keys.problem(what, key=LOOPS, fix=f"give {TOOL_FILE} or {FUNCTION_FILE}")
+                continue
+            known[name] = known[made] if isinstance(made, str) else made
     fields: dict[str, Any] = {
         "environment.column": "agent_name",
-        "environment.named": {_SINGLE: {"name": SINGLE_TURN}, _TOOLS: {"name": name, "settings": settings}},
-        "environment.name": name if default == _TOOLS else SINGLE_TURN,
+        "environment.named": known,
+        "environment.name": SINGLE_TURN,
         "data.extra_columns": ["agent_name"],
     }
-    if default == _TOOLS:
-        fields |= {f"environment.settings.{key}": value for key, value in settings.items()}
+    if default is not None and default not in known and not (loops and keys.skip_files):
+        fix = did_you_mean(default, known) or f"name one of {', '.join(known)}, or list it in {LOOPS}"
+        keys.problem(f"there is no agent {default!r}", key=f"{AGENT}.default_agent_loop", fix=fix)
+    elif default in known:
+        fields["environment.name"] = known[default]["name"]
+        fields |= {f"environment.settings.{key}": value for key, value in known[default].get("settings", {}).items()}
     return fields
 
 
