@@ -13,6 +13,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posttrain.checkout_files import file_of, imported_names, parsed
 from posttrain.verl_sites import Names, Site, keys_in, names_at, reached, site_of
@@ -22,7 +23,9 @@ TOKENIZER = "tokenizer"
 BATCH = "pop"  # the method that takes the batch to generate from out of the step's batch
 # Of the sampling workers, by the class that plays: what an episode of its own can answer
 ANSWERED = frozenset({"generate_sequences", "world_size"})
-_GIVEN = frozenset({"config", TOKENIZER, SAMPLER})  # attributes of the trainer
+# Attributes of verl's trainer where its workers sample, and no servers do
+SYNCHRONOUS: Mapping[str, Any] = {"async_rollout_mode": False, "async_rollout_manager": None}
+_GIVEN = frozenset({"config", TOKENIZER, SAMPLER, *SYNCHRONOUS})  # attributes of the trainer
 _CLUSTER = frozenset({"ray", "vllm", "sglang", "deepspeed", "megatron"})
 PROGRAMS = ("config", TOKENIZER)  # names of the program that have their values
 _REWARD = "reward_fn"

@@ -286,3 +286,14 @@ def test_a_package_that_takes_its_names_from_the_class_file(played: Callable[...
     package = "from .player import Limits, Player\n"
     trajectory = played(Says("hm$", "<done>about</done>"), {"package": package})
     assert trajectory.failure == "" and marked(trajectory)[0] == "hm?<done>about</done>"
+
+
+def test_a_class_that_samples_by_servers_on_request_samples_by_workers(played: Callable[..., Trajectory]) -> None:
+    """Forks of verl 0.5 hand over the manager of its servers, where there are some; here verl's workers sample."""
+    servers = 'self.async_rollout_manager if getattr(self, "async_rollout_mode", False) else None'
+    files = {
+        "trainer": TRAINER.replace("limits=limits)", f"limits=limits, servers={servers})"),
+        "player": PLAYER.replace("quiet=True):", "quiet=True, servers=0):\n        assert servers is None"),
+    }
+    trajectory = played(Says("<done>about</done>"), files)
+    assert trajectory.failure == "" and marked(trajectory)[0] == "<done>about</done>"

@@ -86,6 +86,8 @@ def declare(shell: Shell, node: Node) -> None:
             target = child.child_by_field_name("name")
             _mark(shell, keyword, flags, source(target).split("[")[0])
             if "n" in flags:
+                value = child.child_by_field_name("value")
+                _refer(shell, source(target), text_of(shell, value) if value is not None else "")
                 continue
             name = assign(shell, child)
             _change_case(shell, flags, name)
@@ -104,6 +106,17 @@ def declare_word(shell: Shell, keyword: str, flags: str, word: str) -> None:
     _mark(shell, keyword, flags, name)
     if equals and "n" not in flags:
         put(shell, name, value, adds=adds)
+    elif equals and keyword != "export":
+        _refer(shell, name, value)
+
+
+def _refer(shell: Shell, name: str, target: str) -> None:
+    """``local -n name=target``: in a function the name has the other variable's value, and hands its own back at the end."""
+    if not shell.locals or not _NAME.fullmatch(target) or target == name:
+        return
+    shell.references[-1][name] = target
+    value = shell.variables.get(target)
+    restored(shell, {name: dict(value) if isinstance(value, dict) else value})
 
 
 def _mark(shell: Shell, keyword: str, flags: str, name: str) -> None:

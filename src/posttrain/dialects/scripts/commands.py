@@ -306,6 +306,7 @@ def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
     kept, shell.positional = shell.positional, rest
     outer: dict[str, Value | None] = {}
     shell.locals.append(outer)
+    shell.references.append({})
     try:
         with _Deeper(shell, Path(f"{name}()"), node):
             return shell.follow(shell, shell.functions[name])
@@ -318,7 +319,9 @@ def _function(shell: Shell, name: str, rest: list[str], node: Node) -> Truth:
         return left.status
     finally:
         shell.positional = kept
+        meant = {target: shell.variables.get(name) for name, target in shell.references.pop().items()}
         restored(shell, shell.locals.pop())
+        restored(shell, meant)
 
 
 class _Deeper:

@@ -83,6 +83,8 @@ class Shell:
     associative: set[str] = field(default_factory=set)  # declare -A
     # A function's own names, with their outer values.
     locals: list[dict[str, Value | None]] = field(default_factory=list)
+    # Of each function: its names for other variables (local -n), which get their values when it ends
+    references: list[dict[str, str]] = field(default_factory=list)
     within: list[Path] = field(default_factory=list)  # the scripts that called this one
     given: dict[str, str] = field(default_factory=dict)  # --set NAME=VALUE, for values that the script leaves open
     read: set[str] = field(default_factory=set)  # names of the parameters that were expanded

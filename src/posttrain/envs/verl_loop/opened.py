@@ -16,7 +16,15 @@ from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.verl.parts import Checkout, NotBound, Values
 from posttrain.models.lists import tokenizer_of
 from posttrain.user_files import loading_problem
-from posttrain.verl_episodes import PROGRAMS, EpisodeLoop, EpisodeReward, NotPlayable, find_loop, find_reward
+from posttrain.verl_episodes import (
+    PROGRAMS,
+    SYNCHRONOUS,
+    EpisodeLoop,
+    EpisodeReward,
+    NotPlayable,
+    find_loop,
+    find_reward,
+)
 from posttrain.verl_sites import Site, reached
 
 
@@ -43,6 +51,8 @@ class TrainerParts:
 
     def __init__(self, checkout: Checkout, loop: EpisodeLoop, tokenizer: Any, workers: Any, config: Any, step: int = 0):
         self.tokenizer, self.actor_rollout_wg, self.config = tokenizer, workers, config
+        for name, value in SYNCHRONOUS.items():
+            setattr(self, name, value)
         if loop.counter:
             setattr(self, loop.counter, step)
         for definition in loop.methods:
