@@ -155,6 +155,7 @@ def test_the_recipe_gkd_learns_from_the_servers_of_its_teacher_alone() -> None:
     assert (config.reward.terms, config.validation.every_steps, config.validation.before_training) == ([], None, False)
     assert (config.asynchronous.mode, config.asynchronous.max_staleness_steps) == ("one_step", 1)
     assert {f"{A}.ppo_mini_batch_size", f"{A}.ppo_epochs", "trainer.test_freq"} <= {one.key for one in loaded.ignored}
+    assert config.data.extra_columns == ["*"]  # rows need no answer
     two = read(*GKD, "+trainer.scheduler=two_step_off").config.asynchronous
     assert (two.mode, two.max_staleness_steps) == ("separate", 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.data.columns import ALL
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.look import get
 from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
@@ -22,7 +23,8 @@ _WITHOUT = {
     f"{ROLLOUT}.log_prob_micro_batch_size": None,
     f"{ROLLOUT}.log_prob_use_dynamic_bsz": False,
 }
-_NO_VALIDATION = {"validation.every_steps": None, "validation.before_training": False}
+# Its rows need no answer: all further columns are taken as they are.
+_WITHOUT_REWARDS = {"validation.every_steps": None, "validation.before_training": False, "data.extra_columns": [ALL]}
 
 
 def is_gkd(keys: Reader) -> bool:
@@ -77,4 +79,4 @@ def gkd_loop(keys: Reader) -> dict[str, Any]:
         fields: dict[str, Any] = {"asynchronous.mode": "one_step", "asynchronous.max_staleness_steps": 1}
     else:
         fields = {"asynchronous.mode": "separate", "asynchronous.max_staleness_steps": 2}
-    return fields | _NO_VALIDATION
+    return fields | _WITHOUT_REWARDS
