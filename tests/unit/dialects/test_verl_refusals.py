@@ -412,7 +412,6 @@ REFUSED: list[tuple[tuple[str, ...], str, str, str]] = [
         "write an environment",
         "",
     ),
-    ((f"+{R}.agent.agent_loop_config_path=agents.yaml",), f"{R}.agent.agent_loop_config_path", "OpenAI-compatible", ""),
     (
         ("+critic.enable=True",),
         "critic.enable",
