@@ -115,6 +115,7 @@ TAKE_MINUS_ONE = {
         "checkpoint.every_steps",
         "checkpoint.export_every_steps",
         "checkpoint.keep_last",
+        "reference.update_every",
     ),  # never, all
     *("rollout.top_k", "validation.top_k", "group_filter.max_batches", "loss.rollout_correction.weights"),  # no bound
     *("policy.optimizer.max_grad_norm", "critic.optimizer.max_grad_norm"),  # no clipping

@@ -104,6 +104,36 @@ class Pair(AgentLoopBase):
 )
 
 
+# As verl 0.9 has them: messages are put behind responses by the base
+TALKER = (
+    TOP
+    + """
+class Talker(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        messages = list(kwargs["raw_prompt"])
+        prompt = await self.ct_build_initial_tokens(messages)
+        seen, mask, logprobs = prompt, [], []
+        for number in range(2):
+            output = await self.server_manager.generate(
+                request_id="1", prompt_ids=seen, sampling_params=sampling_params, image_data=None
+            )
+            merged, mask, logprobs = await self.ct_merge_assistant_token(
+                seen, output.token_ids, mask, logprobs, assistant_logprobs=output.log_probs
+            )
+            seen = merged.token_ids
+            if number == 0:
+                said = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+                before = [*messages, {"role": "assistant", "content": said}]
+                after = [*before, {"role": "user", "content": "more"}]
+                merged, mask, logprobs = await self.ct_merge_non_assistant_msg(before, after, seen, mask, logprobs)
+                seen = merged.token_ids
+        return AgentLoopOutput(
+            prompt_ids=prompt, response_ids=seen[len(prompt):], response_mask=mask, response_logprobs=logprobs, metrics={}
+        )
+"""
+)
+
+
 @pytest.fixture(scope="module")
 def host() -> Iterator[ProcessHost]:
     made = ProcessHost(1, 60.0, ["agent_loop"])
@@ -160,6 +190,15 @@ def test_loops_of_older_versions_get_messages_and_lists(played: Callable[..., Tr
     assert [request.token_ids for request in sampler.asked] == [ids(PROMPT + "Hi:")]
     assert trajectory.token_ids == ids("hello$")
     assert trajectory.env_reward is None  # the run's terms score it
+
+
+def test_messages_stand_behind_responses_as_the_template_writes_them(played: Callable[..., Trajectory]) -> None:
+    sampler = Says("hello$", "bye$")
+    trajectory = played(sampler, TALKER, "Talker")
+    # The model has written the end of its turn, $, so the template goes on behind it
+    assert sampler.asked[1].token_ids == ids(PROMPT + "hello$\nUmore$\nA")
+    assert trajectory.token_ids == ids("hello$\nUmore$\nAbye$")
+    assert trajectory.response_mask == (*[True] * 6, *[False] * 9, *[True] * 4)
 
 
 def test_of_two_conversations_the_one_in_the_output_is_trained(played: Callable[..., Trajectory]) -> None:

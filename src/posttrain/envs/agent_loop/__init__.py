@@ -19,10 +19,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from posttrain.data.templates import ids_of, render
+from posttrain.data.turns import TemplateTurns
 from posttrain.envs.agent_loop.conversations import Conversation, Follows, begun, learned
 from posttrain.envs.agent_loop.opened import class_of
 from posttrain.errors import RequestError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, TurnOptions
+from posttrain.interfaces.worlds import SampledTurn
 from posttrain.libraries.verl.agent_loops import DictConfigWrap, TokenOutput, ToolListWrap, named_in
 from posttrain.models.lists import tokenizer_of
 from posttrain.registry import ENVS
@@ -184,9 +186,38 @@ class LoopEpisode:
         conversation.answered(output.token_ids)
         return output
 
+    def following(
+        self,
+        previous: Sequence[Mapping[str, Any]],
+        updated: Sequence[Mapping[str, Any]],
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> tuple[int, Sequence[int]]:
+        """The tokens with which the chat template goes on behind a response.
+
+        Args: messages up to the response, and with those that follow it; ids, the context with the response.
+        Returns: tokens at the end of the context that go, because the loop's message is shorter than the response, and those that
+            come. Raises: LoopFailed where the context ends with no response.
+        """
+        known = next((each for each in reversed(self._conversations) if not each.waits and each.ids == list(ids)), None)
+        if known is None or not previous or previous[-1].get("role") != "assistant":
+            raise LoopFailed(f"{self._name} adds messages to a context that does not end with a response of the model")
+        response = tuple(known.ids[known.context :])
+        writer = TemplateTurns(self._tokenizer, self._template_options())
+        sampled = SampledTurn(
+            text=writer.text_of(response), token_ids=response, ended=response[-1] == self._tokenizer.eos_token_id
+        )
+        found, _ = writer.follow(
+            [dict(each) for each in previous[:-1]], sampled, list(updated[len(previous) :]), list(tools)
+        )
+        return len(response) - found.kept, found.token_ids
+
+    def _template_options(self) -> Mapping[str, Any]:
+        return dict(OmegaConf.select(self._config, "data.apply_chat_template_kwargs") or {})
+
     def _rendered(self) -> list[int]:
         """The tokens of the row's own prompt."""
-        return ids_of(self._tokenizer, render(self._tokenizer, self._spec.messages, {}))
+        return ids_of(self._tokenizer, render(self._tokenizer, self._spec.messages, self._template_options()))
 
     def _continued(self, ids: list[int]) -> tuple[Conversation, Follows | None]:
         """The conversation that a request continues, the newest of several, or a new one."""

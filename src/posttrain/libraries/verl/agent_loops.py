@@ -11,6 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ class TokenOutput(list[int]):
     @property
     def token_ids(self) -> list[int]:
         return list(self)
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """A context with something behind it (verl 0.9)."""
+
+    token_ids: list[int]
+    appended_token_count: int
+    kind: str = "non_assistant"
+    inserted_token_ids: list[int] = field(default_factory=list)
+    removed_prefix_token_count: int = 0
 
 
 class DictConfigWrap:
@@ -114,6 +126,7 @@ class AgentLoopBase:
     """The base of agent loops. A subclass has the coroutine ``run(sampling_params, **columns of the row)``."""
 
     _class_initialized = False
+    enable_continuous_token = False  # read by verl 0.9's own loops
 
     def __init__(
         self,
@@ -153,6 +166,13 @@ class AgentLoopBase:
 
     process_multi_modal_info = process_vision_info
 
+    def _get_mm_processor_kwargs(self, *_: Any, **__: Any) -> dict[str, Any]:  # verl's own loops call it
+        return {}
+
+    def _assert_mm_supported(self, has_multi_modal: bool) -> None:
+        if has_multi_modal:
+            raise ValueError("pictures, videos and sounds are not read by agent loops here")
+
     async def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -170,6 +190,46 @@ class AgentLoopBase:
             self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **options)
         )
         return ids[len(self.system_prompt) :] if remove_system_prompt else ids
+
+    async def ct_build_initial_tokens(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **media: Any
+    ) -> list[int]:
+        """Render the first context (verl 0.9)."""
+        if any(media.values()):
+            raise ValueError("pictures, videos and sounds are not read by agent loops here")
+        return await self.apply_chat_template(messages, tools)
+
+    async def ct_merge_assistant_token(
+        self,
+        runtime_token_ids: Sequence[int],
+        assistant_token_ids: Sequence[int],
+        response_mask: Sequence[int],
+        response_logprobs: Sequence[float] | None = None,
+        assistant_logprobs: Sequence[float] | None = None,
+    ) -> tuple[MergeResult, list[int], list[float] | None]:
+        """Put a response behind its context (verl 0.9). Returns: both, the mask and the log-probs behind the first context."""
+        count = len(assistant_token_ids)
+        merged = MergeResult([*runtime_token_ids, *assistant_token_ids], count, "assistant")
+        logprobs = None if response_logprobs is None else [*response_logprobs, *(assistant_logprobs or [0.0] * count)]
+        return merged, [*response_mask, *[1] * count], logprobs
+
+    async def ct_merge_non_assistant_msg(
+        self,
+        previous_messages: Sequence[Mapping[str, Any]],
+        updated_messages: Sequence[Mapping[str, Any]],
+        runtime_token_ids: Sequence[int],
+        response_mask: Sequence[int],
+        response_logprobs: Sequence[float] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[MergeResult, list[int], list[float] | None]:
+        """Put the messages that follow a response behind it (verl 0.9), as the chat template writes them. Returns: as
+        ``ct_merge_assistant_token``."""
+        lost, added = self.server_manager.following(previous_messages, updated_messages, runtime_token_ids, tools or ())
+        kept = len(runtime_token_ids) - lost
+        merged = MergeResult([*runtime_token_ids[:kept], *added], len(added), removed_prefix_token_count=lost)
+        behind = max(len(response_mask) - lost, 0)
+        logprobs = None if response_logprobs is None else [*response_logprobs[:behind], *[0.0] * len(added)]
+        return merged, [*response_mask[:behind], *[0] * len(added)], logprobs
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         raise TypeError(f"{type(self).__name__} has no coroutine run")
