@@ -126,7 +126,8 @@ class AgentLoopBase:
     """The base of agent loops. A subclass has the coroutine ``run(sampling_params, **columns of the row)``."""
 
     _class_initialized = False
-    enable_continuous_token = False  # read by verl 0.9's own loops
+    # Read by the loops of verl 0.9
+    enable_continuous_token = False
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class AgentLoopBase:
 
     process_multi_modal_info = process_vision_info
 
-    def _get_mm_processor_kwargs(self, *_: Any, **__: Any) -> dict[str, Any]:  # verl's own loops call it
+    def _get_mm_processor_kwargs(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {}
 
     def _assert_mm_supported(self, has_multi_modal: bool) -> None:
