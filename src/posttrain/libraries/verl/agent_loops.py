@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ class AgentLoopBase:
         """Prepare what all loops of the class share; subclasses of older versions do it here, once."""
         cls._class_initialized = True
 
-    @property
+    @cached_property
     def system_prompt(self) -> list[int]:
         """The tokens that the chat template writes before a conversation without a system message."""
         return initialize_system_prompt(self.tokenizer, **self.apply_chat_template_kwargs)
