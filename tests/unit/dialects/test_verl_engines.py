@@ -218,6 +218,9 @@ def test_megatrons_loss_that_balances_experts_asks_for_its_kind() -> None:
     assert told.asks and "moe_router_load_balancing_type=aux_loss gives them one" in told.reason
     named = config(*asked, f"+{section}.moe_router_load_balancing_type=aux_loss")
     assert named.policy.engine_options["override_transformer_config"]["moe_aux_loss_coeff"] == 0.01
+    # a text is left to the engine, which refuses it
+    wrong = read_config(None, [*BASE, *asked[:1], f"+{section}.moe_aux_loss_coeff=much"], "verl").config
+    assert wrong.policy.engine_options["override_transformer_config"]["moe_aux_loss_coeff"] == "much"
 
 
 def test_a_critic_on_megatron_is_split_as_the_policy_beside_it() -> None:

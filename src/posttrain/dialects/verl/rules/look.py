@@ -80,8 +80,9 @@ def without_new_ones(keys: Reader, section: str, options: dict[str, Any], engine
 def balanced_as_in_verl(keys: Reader, section: str, options: dict[str, Any]) -> dict[str, Any]:
     """Leave the weight of Megatron's balance loss out of the options, unless they name its kind: verl's own is none."""
     inside = options.get(_OVERRIDES)
-    if not isinstance(inside, dict) or not inside.get(BALANCE) or inside.get(KIND) is not None:
-        return options
+    weight = inside.get(BALANCE) if isinstance(inside, dict) else None
+    if not isinstance(inside, dict) or not weight or isinstance(weight, str) or inside.get(KIND) is not None:
+        return options  # a text is no weight, which the engine's own check reports
     kind = f"+{section}.{_OVERRIDES}.{KIND}=aux_loss"
     why = f"verl's models have {KIND}=none, and so no loss that balances experts; {kind} gives them one"
     keys.ignore(f"{section}.{_OVERRIDES}.{BALANCE}", why)
