@@ -10,6 +10,7 @@ is 1.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -315,7 +316,5 @@ def _params(spec: EnvSpec) -> dict[str, Any]:
 
 def _wanted(run: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The values that ``run`` takes; verl 0.5 hands messages, later versions the columns of the row instead."""
-    given = named_in(run, row)
-    if given.keys() == row.keys():
-        del given["messages"]
-    return given
+    wants_messages = "messages" in inspect.signature(run).parameters
+    return {name: value for name, value in named_in(run, row).items() if name != "messages" or wants_messages}
