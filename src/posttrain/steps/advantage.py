@@ -77,7 +77,7 @@ def estimator_inputs(shaped: ShapedBatch, values: Tensor | None, plan: Advantage
         "ref_logprobs": shaped.logprobs.ref,  # [B, T]
         "values": values,  # [B, T]
         "episode_rewards": shaped.rewards,  # [B]
-        "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),  # [B], the row's own
+        "step_rewards": None if scored.turn_rewards is None else scored.turn_rewards.sum(dim=1),
         "turn_penalties": torch.zeros_like(shaped.rewards),  # [B], of the row's own turn
         "trajectory_index": batch.trajectory_index,  # [B]
         "step_index": batch.step_index,  # [B]
