@@ -444,6 +444,8 @@ def test_agent_loops_of_a_file_play_the_rows_that_name_them(default: str | None,
         return
     environment = loaded.config.environment
     assert (environment.name, environment.column) == (name, "agent_name")
+    # Neither turns nor conversations beside the output are counted against its length
+    assert (environment.max_turns, environment.max_trajectory_tokens) == (None, None)
     named = environment.named
     assert named["plain"].name == named["single_turn_agent"].name == "single_turn"
     settings = named["seeker"].settings

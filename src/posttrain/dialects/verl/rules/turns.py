@@ -88,6 +88,9 @@ def _environments(keys: Reader) -> dict[str, Any]:
     }
     if loops:
         fields["environment.max_turns"] = None
+    if loops and not has_tools:
+        # A loop cuts its own output, and may have conversations beside it
+        fields["environment.max_trajectory_tokens"] = None
     return fields | (_by_row(keys, has_tools=has_tools, loops=loops) if by_row else _everywhere(keys))
 
 
