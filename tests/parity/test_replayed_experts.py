@@ -28,8 +28,10 @@ WARM = ("posttrain.backends.train.megatron",)  # see conftest.py
 pytestmark = pytest.mark.slow
 WAYS: dict[str, dict[str, Any]] = {
     "fsdp": {},
+    "fsdp, sequences shared": {"sequence": 2},
     "megatron, experts 2": {"parallel": 2},
     "megatron, tokens shared": {"tensor": 2},
+    "megatron, sequences shared": {"context": 2},
     "megatron, recomputed": {"parallel": 2, "how": {"gradient_checkpointing": True}},
     "megatron, stages": {"pipeline": 2},
     "megatron, stages recomputed": {"pipeline": 2, "how": {"gradient_checkpointing": True}},
@@ -71,8 +73,9 @@ def outcome(engine: Any) -> dict[str, Tensor]:
 
 
 def sharded_engine(way: str, folder: Path) -> Any:
-    if way == "fsdp":
-        return engine_of(folder, FsdpTrainEngine, sharding=FsdpSharding("cpu", param_dtype=torch.float32))
+    if way.startswith("fsdp"):
+        sharding = FsdpSharding("cpu", param_dtype=torch.float32, sequence=WAYS[way].get("sequence", 1))
+        return engine_of(folder, FsdpTrainEngine, sharding=sharding, gradient_checkpointing=sharding.sequence > 1)
     from posttrain.backends.train.megatron import MegatronTrainEngine
     from posttrain.backends.train.megatron.sharding import MegatronSharding
     from posttrain.plan.engines.megatron.experts import ExpertSettings
@@ -80,7 +83,7 @@ def sharded_engine(way: str, folder: Path) -> Any:
 
     about = WAYS[way]
     settings = MegatronSettings(experts=ExpertSettings(parallel=about.get("parallel", 1)))
-    sizes = {name: about.get(name, 1) for name in ("tensor", "pipeline")}
+    sizes = {name: about.get(name, 1) for name in ("tensor", "pipeline", "context")}
     sharding = MegatronSharding(torch.device("cpu"), settings=settings, **sizes)
     return engine_of(folder, MegatronTrainEngine, sharding=sharding, **about.get("how", {}))
 
@@ -90,7 +93,7 @@ def in_process(rank: int, folder: Path, out: Path) -> None:
     for way in WAYS:
         dist.init_process_group("gloo", init_method=f"file://{out}/{way}", rank=rank, world_size=2)
         torch.save(outcome(sharded_engine(way, folder)), out / f"{way} {rank}.pt")
-        if way != "fsdp":
+        if way.startswith("megatron"):
             from megatron.core import parallel_state
 
             parallel_state.destroy_model_parallel()

@@ -63,8 +63,8 @@ class Routers:
             self._recorded = None
 
     def stacked(self, recorded: Mapping[int, Tensor]) -> Tensor:
-        """Return what was recorded as [tokens, layers, chosen] int16, on the CPU."""
-        return torch.stack([recorded[layer] for layer in range(self.layers)], dim=1).to("cpu", torch.int16)
+        """Return what was recorded as [tokens, layers, chosen] int16."""
+        return torch.stack([recorded[layer] for layer in range(self.layers)], dim=1).to(torch.int16)
 
     def prepare(self, replayed: Tensor | None, counted: Tensor | None = None) -> None:
         """Set what the following passes do, up to ``clear``; a backward pass that computes layers again needs it, too.

@@ -26,10 +26,19 @@ class SplitRow:
     group: dist.ProcessGroup  # D devices; each has ceil(N / D) tokens, the last one with padding at the end
 
 
-def stretch(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this device's slice of a row's values, [N] to [ceil(N / D)]; the row is padded with 0."""
+def stretch(values: Tensor, group: dist.ProcessGroup, filling: int = 0) -> Tensor:
+    """Return this device's slice of a row's values, [N, ...] to [ceil(N / D), ...]; the row is padded."""
     devices, length = group.size(), -(-len(values) // group.size())
-    return pad(values, (0, length * devices - len(values)))[group.rank() * length :][:length]
+    whole = pad(values, (*(0, 0) * (values.ndim - 1), 0, length * devices - len(values)), value=filling)
+    return whole[group.rank() * length :][:length]
+
+
+def gathered(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Join the slices of all devices, [n, ...] whole numbers, to the padded row's values, on the CPU. No gradient."""
+    mine = values.int().contiguous()  # gloo sends no int16
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(parts, mine, group=group)
+    return torch.cat(parts).to("cpu", values.dtype)
 
 
 def attend_split(

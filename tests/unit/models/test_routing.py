@@ -262,9 +262,10 @@ def test_runs_that_cannot_replay_or_balance_say_so() -> None:
         "policy.routing_replay and rollout.routing_replay replay two choices of experts: that of the old log-probs, and the "
         "sampler's"
     ]
-    assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "fsdp", "sequence_parallel": 2}) == [
-        "loss.router_balance_coef needs whole sequences, and policy.sequence_parallel=2 cuts them"
-    ]
+    shared = {"sequence_parallel": 2}
+    assert said(**two, loss={"router_balance_coef": 0.1}, policy={"engine": "fsdp", **shared}) == []
+    assert said(**two, **replay, policy={"engine": "fsdp", **shared}) == []
+    assert said(**two, policy={"engine": "megatron", **shared, **again}) == []
     assert said(rollout={"routing_replay": True, "engine": "hf"}) == [
         "rollout.routing_replay: rollout.engine=hf does not report the experts of its tokens"
     ]

@@ -159,10 +159,6 @@ class PolicyModel(OptimizedModel):
 
         def learn(micro: TrainBatch) -> MicroBatch:
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
-            if self._routers:
-                self._routers.prepare(
-                    packed.experts, packed.of_responses(micro.loss_mask.any(dim=1)) if balance else None
-                )
             teachers = None
             if distillation and how:
                 teachers = TeachersOfRow(
@@ -174,6 +170,7 @@ class PolicyModel(OptimizedModel):
                 entropy_gradient=loss.entropy_coef > 0,
                 reference=reference,
                 teachers=teachers,
+                counted=packed.of_responses(micro.loss_mask.any(dim=1)) if balance else None,
             )
             logprobs, entropies = packed.unpack(scores.logprobs).cpu(), packed.unpack(scores.entropy).cpu()
             full_kl = packed.unpack(scores.full_kl).cpu() if scores.full_kl is not None else None
@@ -182,7 +179,7 @@ class PolicyModel(OptimizedModel):
             if not micro_loss.requires_grad:
                 raise _without_gradient(loss)
             if balance:
-                part = balance(self.device)
+                part = self._sharding.over_sequence(balance(self.device))
                 micro_loss = micro_loss + loss.router_balance_coef * part.cpu()
                 sums["policy/router_balance"] = float(part.detach()) * counts.tokens
             flat = not balance and is_flat(micro_loss, logprobs, entropies, full_kl, divergence)
@@ -235,11 +232,11 @@ class PolicyModel(OptimizedModel):
             micro = batch.rows(rows or [0])
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)
             learned = packed.of_responses(micro.loss_mask.any(dim=1)) & bool(rows)
-            routers.prepare(packed.experts, learned)
-            self._scorer.score(packed, 1.0)
-            found = routers.counts().cpu()
+            self._scorer.score(packed, 1.0, counted=learned)
+            found = routers.counts()
             counts = found if counts is None else counts + found
         assert counts is not None, "every process has a micro-batch"
+        counts = self._sharding.over_sequence(counts).cpu()
         places = {f"{layer} {expert}": float(n) for layer, row in enumerate(counts) for expert, n in enumerate(row)}
         total = self._sharding.total(places)
         return torch.tensor([total[name] for name in places], dtype=torch.float64).view_as(counts)

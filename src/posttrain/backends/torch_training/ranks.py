@@ -20,7 +20,7 @@ from posttrain.config import TrainingConfig
 from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
-from posttrain.models.sequence_parallel import SplitRow, collect, stretch
+from posttrain.models.sequence_parallel import SplitRow, collect, gathered, stretch
 from posttrain.plan.engine import engine_options
 from posttrain.records.partial_tensors import in_parts
 
@@ -70,9 +70,9 @@ class RanksSharding(Sharding, ABC):
             sequence=self.sequence,
         )
 
-    def row(self, packed: PackedSequences) -> Row:
+    def row(self, packed: PackedSequences, counted: Tensor | None = None) -> Row:
         """Return this process's input: with sequence > 1 a slice of the tokens, and the scores within it."""
-        whole = super().row(packed)
+        whole = super().row(packed, counted)
         if self.sequence == 1:
             return whole
         token_ids = stretch(packed.token_ids, self.group)
@@ -88,12 +88,23 @@ class RanksSharding(Sharding, ABC):
             targets=packed.targets[scored],
             places=places,
             own=packed.own.at(places) if packed.own else None,
+            # Padding has no experts, and losses do not look at it
+            experts=None if packed.experts is None else stretch(packed.experts, self.group, -1),
+            counted=None if counted is None else stretch(counted, self.group),
         )
 
     def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
         if row.places is None:
             return values
         return collect(values[: len(row.places)], row.places, len(packed.targets), self.group)
+
+    def of_all_tokens(self, values: Tensor) -> Tensor:
+        return values.cpu() if self.sequence == 1 else gathered(values, self.group)
+
+    def over_sequence(self, part: Tensor) -> Tensor:
+        if self.sequence == 1:
+            return part
+        return collect(part[None], torch.zeros(1, dtype=torch.int64, device=part.device), 1, self.group)[0]
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
         """Balance by Karmarkar-Karp: equally many micro-batches for every copy, of nearly equal total tokens."""

@@ -101,8 +101,9 @@ class LogprobScorer:
         def of(packed: PackedSequences, rows: list[int]) -> Tensor:
             with routers.recording() as recorded:
                 logprobs = packed.unpack(self.score(packed, temperature).logprobs).cpu()
+            of_tokens = self.sharding.of_all_tokens(routers.stacked(recorded))
             experts = unpack_tokens(
-                routers.stacked(recorded), batch.rows(rows), share_prompts=self.cutter.share_prompts, padded=self.padded
+                of_tokens, batch.rows(rows), share_prompts=self.cutter.share_prompts, padded=self.padded
             )
             # One tensor, which processes join as they join log-probs; float32 holds the numbers of experts exactly.
             return torch.cat([logprobs, experts.flatten(1).float()], dim=1)
@@ -166,10 +167,7 @@ class LogprobScorer:
         """Compute ``part`` of every packed micro-batch and its rows, [b, n], as [B, n]."""
 
         def of(rows: list[int]) -> Tensor:
-            packed = self.pack(batch.rows(rows))
-            if self.routers:
-                self.routers.prepare(packed.experts)
-            return part(packed, rows)
+            return part(self.pack(batch.rows(rows)), rows)
 
         if self._rests:
             self.model.to(self._device)  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
@@ -193,12 +191,14 @@ class LogprobScorer:
         sum_pi_squared: bool = False,
         reference: LogprobScorer | None = None,
         teachers: TeachersOfRow | None = None,
+        counted: Tensor | None = None,
     ) -> TokenScores:
         """Score the M response tokens, carrying gradient where it is enabled; with a reference also the KL to it over the whole
         vocabulary, for which the reference reads the same packed row. Only its hidden states at the scored positions are
-        kept until the backward pass. With teachers, the divergence from them in the same way."""
+        kept until the backward pass. With teachers, the divergence from them in the same way. The routers are prepared for this
+        pass, and its backward pass: counted as in ``Routers.prepare``."""
 
-        row = self.sharding.row(packed)
+        row = self._row(packed, counted)
 
         def scores() -> tuple[Tensor | None, ...]:
             found = self._score(row, temperature, entropy_gradient, sum_pi_squared, reference, teachers)
@@ -214,9 +214,15 @@ class LogprobScorer:
             logprobs=logprobs, entropy=entropy, sum_pi_squared=pi_squared, full_kl=full_kl, divergence=divergence
         )
 
+    def _row(self, packed: PackedSequences, counted: Tensor | None = None) -> Row:
+        row = self.sharding.row(packed, counted)
+        if self.routers:
+            self.routers.prepare(row.experts, row.counted)
+        return row
+
     def _top(self, packed: PackedSequences, temperature: float, k: int) -> Tensor:
         """Find the k most likely tokens at the M response tokens, [M, 2, k]. See algos.fused_divergence.top_tokens."""
-        row = self.sharding.row(packed)
+        row = self._row(packed)
 
         def top() -> Tensor:
             if isinstance(self.head, str):

@@ -33,7 +33,7 @@ class Row:
     )
     images: tuple[PlacedImages, ...] = ()
     own: OwnDistributions | None = None  # of some of the m scores; None: all have the run's
-    # Of the tokens that this rank's routers of megatron-core see:
+    # Of the tokens that this process's routers see:
     experts: Tensor | None = None  # [n, layers, chosen], which they replay
     counted: Tensor | None = None  # [n] bool, at which losses of routers look
 
@@ -75,8 +75,9 @@ class Sharding:
         """Run ``scores()``, which runs the model, in a context where its parameters are readable."""
         return scores()
 
-    def row(self, packed: PackedSequences) -> Row:
-        """Return the part of a packed row that this process reads."""
+    def row(self, packed: PackedSequences, counted: Tensor | None = None) -> Row:
+        """Return the part of a packed row that this process reads. Args: counted [N] bool, the tokens at which losses of routers
+        look."""
         return Row(
             token_ids=packed.token_ids,
             position_ids=packed.position_ids,
@@ -85,6 +86,8 @@ class Sharding:
             targets=packed.targets,
             images=packed.images,
             own=packed.own,
+            experts=packed.experts,
+            counted=counted,
         )
 
     def pooled(self, max_tokens: int | None) -> int | None:
@@ -94,6 +97,15 @@ class Sharding:
     def collected(self, values: Tensor, row: Row, packed: PackedSequences) -> Tensor:
         """Gather [m] scores of this process's row to all [M] of the packed row, carrying gradient."""
         return values
+
+    def of_all_tokens(self, values: Tensor) -> Tensor:
+        """Gather values of the tokens that each process's routers see, [n, ...], to those of the packed row and its padding, on
+        the CPU."""
+        return values.cpu()
+
+    def over_sequence(self, part: Tensor) -> Tensor:
+        """Sum a value over the processes that share a sequence; each carries the gradient of its own part."""
+        return part
 
     def deal(self, parts: list[list[int]], loads: Sequence[int]) -> list[list[int]]:
         """Return this process's micro-batches, equally many on every process; an empty one is run with weight 0."""

@@ -145,9 +145,6 @@ def router_problems(config: RunConfig) -> Iterator[Problem]:
             other = engine_that(partial(_shares_out_and_can, field))
             what = f"{field} is not supported by policy.engine={engine}"
             yield Problem(what, fix=f"use policy.engine={other}", field=field)
-        if config.policy.sequence_parallel > 1:
-            what = f"{field} needs whole sequences, and policy.sequence_parallel={config.policy.sequence_parallel} cuts them"
-            yield Problem(what, fix="use policy.sequence_parallel=1", field=field)
     if config.rollout.routing_replay:
         sampler = config.rollout.engine
         if sampler in ROLLOUT_ENGINES.names() and not ROLLOUT_ENGINES.facts(sampler).records_experts:

@@ -293,7 +293,7 @@ class NativeStream:
         for prompt, its_logits in zip(ends, logits, strict=True):
             prompt.logits = its_logits
         if self.routers:
-            chosen = experts_of_prompts(plan, self._held, self.routers.stacked(recorded).numpy())
+            chosen = experts_of_prompts(plan, self._held, self.routers.stacked(recorded).cpu().numpy())
             for prompt, experts in chosen.items():
                 prompt.experts = experts
         for prompt, its_images in placed:
@@ -324,7 +324,7 @@ class NativeStream:
                 self._cache,
             )
         if self.routers:
-            for response, chosen in zip(active, self.routers.stacked(recorded).numpy(), strict=False):
+            for response, chosen in zip(active, self.routers.stacked(recorded).cpu().numpy(), strict=False):
                 response.experts.append(chosen)
         pieces = iter(hidden.split(logit_rows(hidden.device)))  # as _draw asks for them
         self._draw(active, lambda some: self.token_pass.logits(next(pieces)[: len(some)]))

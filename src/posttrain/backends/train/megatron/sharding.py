@@ -26,7 +26,7 @@ from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError
 from posttrain.models.packed_attention import shared_layout
-from posttrain.models.sequence_parallel import SplitRow, collect
+from posttrain.models.sequence_parallel import SplitRow, collect, gathered
 from posttrain.plan.engines.megatron.options import MegatronSettings, megatron_settings
 from posttrain.records.partial_tensors import in_parts
 
@@ -164,6 +164,7 @@ class MegatronSharding(Sharding):
             predicting=packed.predicting[scored] - first if len(places) else scored,
             targets=packed.targets[scored],
             places=places,
+            experts=self._of_my_routers(None if experts is None else experts[here]),
             counted=self._of_my_routers(None if counted is None else counted[here]),
         )
 
@@ -175,19 +176,21 @@ class MegatronSharding(Sharding):
 
     def of_all_tokens(self, values: Tensor) -> Tensor:
         """Gather values of the tokens that each rank's routers see, [n, ...], to those of the row, on the CPU."""
-        if not self.sequence_parallel:
-            return values.cpu()
-        parts = [torch.empty_like(values) for _ in range(self.tensor)]
-        dist.all_gather(parts, values.contiguous(), group=self.tensor_group)
-        return torch.cat(parts).cpu()
+        groups = [self.tensor_group] * self.sequence_parallel + [self.context_group] * (self.sequence > 1)
+        for group in groups:
+            values = gathered(values, group)
+        return values.cpu()
 
     def added(self, values: Tensor, *, of_routers: bool = False) -> Tensor:
-        """Add values over all ranks, those of one tensor-parallel rank of each group, on the CPU.
+        """Add values over all ranks, on the CPU: of ranks with the same values, those of the first.
 
-        Args: of_routers: values of the tokens that each rank's routers see, which a group may share out.
+        Args: of_routers: values of the tokens that each rank's routers see, which differ over the ranks that share a sequence
+            and over tensor-parallel ranks that share out its tokens; else all of these have the same.
         """
         out = values.to(self.device)
-        if self.tensor_group.rank() != 0 and not (of_routers and self.sequence_parallel):
+        alike = [] if of_routers else [self.context_group]
+        alike += [] if of_routers and self.sequence_parallel else [self.tensor_group]
+        if any(group.rank() != 0 for group in alike):
             out.zero_()
         dist.all_reduce(out)
         return out.cpu()
