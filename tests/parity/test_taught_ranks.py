@@ -56,3 +56,28 @@ def test_a_teacher_on_a_device_of_its_own_gives_the_numbers_of_one_process(
         "placement": {"devices": 2, "runtime": "ray", "ray_address": address},
     }
     assert_same(train_run(config(tmp_path, tiny_llama, "run", apart)), alone)
+
+
+FEWER = {
+    "whole": ({"engine": "megatron", "tensor_parallel": 2}, [2]),
+    "sharded": ({"engine": "fsdp", "sequence_parallel": 2}, [2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize("how", FEWER)
+def test_a_teacher_on_devices_that_take_no_copy_of_the_policy_gives_the_numbers_of_one_process(
+    address: str, tmp_path: Path, tiny_llama: Path, teacher: Path, how: str
+) -> None:
+    policy, devices = FEWER[how]
+    if policy["engine"] == "megatron" and not is_installed("megatron"):
+        pytest.skip("needs megatron-core")
+    taught = {"distillation": {"teachers": {"other": {"path": str(teacher)}}, **HOW["top"]}}
+    alone = train_run(config(tmp_path, tiny_llama, "alone", taught))
+    apart = {
+        "distillation": {"teachers": {"other": {"path": str(teacher), "devices": devices}}, **HOW["top"]},
+        "policy": {**policy, "devices": [0, 1]},
+        "rollout": {"devices": [0, 1]},
+        "reference": {"devices": [0, 1]},
+        "placement": {"devices": devices[-1] + 1, "runtime": "ray", "ray_address": address},
+    }
+    assert_same(train_run(config(tmp_path, tiny_llama, "run", apart)), alone)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import ONE_DEVICE, LearnerConfig, OptimizerConfig
+from posttrain.config.policy import ANY_DEVICES, ONE_DEVICE, LearnerConfig, OptimizerConfig
 from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import learner_of, teachers_of
 from posttrain.errors import Problem
@@ -232,12 +232,31 @@ def engine_called(strategy: str, *, devices: int) -> str:
     return by_peer_name.get(strategy, strategy)
 
 
+def is_split_as_policy(config: TrainingConfig, role: str) -> bool:
+    """Tell whether a teacher is split over devices as the policy is: not on so few of its own that no copy of the policy fits on
+    them."""
+    devices, plan = teachers_of(config)[role].devices, engine_plan(config.policy.engine)
+    if not devices:
+        return True
+    sizes = plan.sizes(config.policy)
+    fits = len(devices) % sizes.per_copy == 0
+    return fits and not plan.group_problems(sizes, len(devices), role=role, section="policy")
+
+
+def teacher_engine(config: TrainingConfig, role: str) -> str:
+    """Return the engine that computes a teacher: the policy's, or, where it is split otherwise, one that takes any number of
+    devices."""
+    if is_split_as_policy(config, role):
+        return config.policy.engine
+    return ONE_DEVICE if len(teachers_of(config)[role].devices or ()) == 1 else ANY_DEVICES
+
+
 def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:
     """Return the options that a role's engine gets, in the engine's words."""
     teacher = teachers_of(config).get(role)
     if teacher is not None:
         options = teacher.engine_options
-        return engine_plan(config.policy.engine).offloaded(options) if teacher.offload else options
+        return engine_plan(teacher_engine(config, role)).offloaded(options) if teacher.offload else options
     if role == "reward model" and isinstance(config, RunConfig) and config.reward.model is not None:
         model = config.reward.model
         return engine_plan(model.engine).offloaded(model.engine_options) if model.offload else model.engine_options

@@ -21,7 +21,7 @@ from posttrain.config.roles import (
 )
 from posttrain.config.served_model import REWARD_SERVER
 from posttrain.errors import Problem
-from posttrain.plan.engine import engine_options, engine_plan
+from posttrain.plan.engine import engine_options, engine_plan, is_split_as_policy, teacher_engine
 from posttrain.plan.placement import GroupSizes, Phase, PlacementPlan, Rank, RolePlacement
 
 TRAINING_ENGINES = (
@@ -109,19 +109,22 @@ def _roles(config: TrainingConfig) -> list[RoleRequest]:
 
 
 def _teachers(config: TrainingConfig) -> list[RoleRequest]:
-    engine = config.policy.engine
-    return [
-        RoleRequest(
-            role=role,
-            field=f"distillation.teachers.{role.removeprefix(ROLE)}.devices",
-            engine=engine,
-            devices=teacher.devices,
-            sizes=engine_plan(engine).sizes(config.policy),
-            awake=("log-probs",),
-            rests=("weights",) if teacher.offload else (),
+    found = []
+    for role, teacher in teachers_of(config).items():
+        engine = teacher_engine(config, role)
+        as_policy = is_split_as_policy(config, role)
+        found.append(
+            RoleRequest(
+                role=role,
+                field=f"distillation.teachers.{role.removeprefix(ROLE)}.devices",
+                engine=engine,
+                devices=teacher.devices,
+                sizes=engine_plan(engine).sizes(config.policy) if as_policy else GroupSizes(),
+                awake=("log-probs",),
+                rests=("weights",) if teacher.offload else (),
+            )
         )
-        for role, teacher in teachers_of(config).items()
-    ]
+    return found
 
 
 def _is_computed(role: str) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from posttrain.cli.plan_devices import devices_text
 from posttrain.config import RunConfig, SftConfig
 from posttrain.plan.batch import plan_batches
+from posttrain.plan.checks.distillation import distillation_warnings
 from posttrain.plan.estimate import estimate, estimate_sft, peak
 from posttrain.plan.heads import head_problems
 from posttrain.plan.placement import PlacementPlan
@@ -65,6 +66,40 @@ def test_ranks_have_nodes_and_numbers_on_them() -> None:
     ]
     assert plan.idle == (3, 4, 5)
     assert [(pool.devices, pool.roles) for pool in plan.pools] == [((0, 1, 6, 7), ("policy",)), ((2,), ("rollout",))]
+
+
+@pytest.mark.parametrize(
+    ("policy", "devices", "expected"),
+    [
+        ({"engine": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2}, [4], ("local", 1, 1, 1)),
+        ({"engine": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2}, [4, 5], ("fsdp", 1, 1, 2)),
+        ({"engine": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2}, [4, 5, 6, 7], ("megatron", 2, 1, 1)),
+        ({"engine": "fsdp", "sequence_parallel": 4}, [4, 5], ("fsdp", 1, 1, 2)),
+        ({"engine": "fsdp", "sequence_parallel": 2}, [4, 5], ("fsdp", 1, 2, 2)),
+        # no group of 4 that share experts
+        ({"engine": "megatron", "engine_options": {"expert_model_parallel_size": 4}}, [4, 5], ("fsdp", 1, 1, 2)),
+    ],
+)  # fmt: skip
+def test_a_teacher_is_split_as_the_policy_is_where_its_devices_take_a_copy_of_it(
+    policy: dict[str, Any], devices: list[int], expected: tuple[str, int, int, int]
+) -> None:
+    asked = config(
+        placement={"devices": 8},
+        policy={**policy, "devices": [0, 1, 2, 3]},
+        rollout={"devices": [0, 1, 2, 3]},
+        distillation={"teachers": {"one": {"path": "y", "devices": devices}}, "divergence": {"name": "sampled_kl"}},
+    )
+    plan, problems = place(asked)
+    assert plan is not None, problems
+    teacher = plan.role("teacher one")
+    assert teacher is not None
+    sizes = teacher.sizes
+    assert (teacher.engine, sizes.tensor, sizes.sequence, sizes.shard) == expected
+    told = [text for text in distillation_warnings(asked) if text.startswith("the teacher one")]
+    count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
+    how = {"local": "whole", "fsdp": "sharded over them by fsdp"}.get(expected[0])
+    other = how is not None and expected != ("fsdp", 1, 2, 2)
+    assert told == [f"the teacher one is on {count} of its own, too few for the policy's split: it is {how}"] * other
 
 
 def test_groups_of_a_split_role() -> None:

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from posttrain.algos.balancing import balanced_parts
 from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.config import TrainingConfig
+from posttrain.config.distillation import ROLE
 from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
@@ -56,8 +57,10 @@ class RanksSharding(Sharding, ABC):
 
     @classmethod
     def of_run(cls, config: TrainingConfig, role: str, device_type: str, compute_dtype: torch.dtype) -> Self:
-        """Build the sharding of a role's model over the processes: policy, critic, reward models. Raises: as ``of_options``."""
-        sequence = 1 if role == "reward model" else learner_of(config, role).sequence_parallel
+        """Build the sharding of a role's model over the processes: policy, critic, reward models, and
+        teachers that are not split as the policy is. Raises: as ``of_options``."""
+        alone = role == "reward model" or role.startswith(ROLE)  # and not split as the policy is
+        sequence = 1 if alone else learner_of(config, role).sequence_parallel
         options = engine_options(config, role)
         return cls.of_options(options, role, device_type=device_type, compute_dtype=compute_dtype, sequence=sequence)
 

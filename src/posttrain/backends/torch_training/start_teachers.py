@@ -19,7 +19,7 @@ from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.models.loading import DTYPES, expanded, load_causal_lm, load_model_config, load_tokenizer
 from posttrain.models.start_layers import fuse_on_cpu
 from posttrain.models.vocabularies import check_same_tokens
-from posttrain.plan.engine import engine_options
+from posttrain.plan.engine import engine_options, teacher_engine
 from posttrain.registry import TRAIN_ENGINES, missing_library
 
 
@@ -35,6 +35,7 @@ def start_teacher(
     With several processes it is sharded like the reference, except where whole vocabularies are compared: it is then computed
     within the policy's forward pass, so every process has all of it.
 
+    Args: sharding, the policy's, or the teacher's own where it is split otherwise.
     Raises: ModelError for a folder without a model, or with another vocabulary than the policy's.
     """
     teacher = teachers_of(config)[role]
@@ -61,7 +62,7 @@ def start_teacher(
         field=field,
     ).requires_grad_(False)
     fuse_on_cpu(model, config.model)
-    scorer: LogprobScorer = TRAIN_ENGINES.get(config.policy.engine).scorer(
+    scorer: LogprobScorer = TRAIN_ENGINES.get(teacher_engine(config, role)).scorer(
         model,
         teacher.sequences_per_micro_batch_per_device,
         isinstance(config, RunConfig) and config.policy.share_prompts,

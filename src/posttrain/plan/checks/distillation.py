@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from posttrain.config import RunConfig, SftConfig, TrainingConfig
 from posttrain.config.algorithm import AdvantageConfig
 from posttrain.config.base import Section
-from posttrain.config.distillation import QUEUE, DistillationConfig, OnPolicyDistillationConfig, TeacherConfig
+from posttrain.config.distillation import QUEUE, ROLE, DistillationConfig, OnPolicyDistillationConfig, TeacherConfig
+from posttrain.config.roles import teachers_of
 from posttrain.errors import Problem, RequestError
-from posttrain.plan.engine import engine_plan, engine_that
+from posttrain.plan.engine import engine_plan, engine_that, is_split_as_policy, teacher_engine
 from posttrain.plan.model_shape import read_shape
 from posttrain.plan.roles import place
 from posttrain.registry import DIVERGENCES
@@ -178,6 +179,7 @@ def distillation_warnings(config: TrainingConfig) -> Iterator[str]:
     for name, teacher in section.teachers.items():
         if teacher.offload and section.beside_the_student:
             yield f"{AT}.teachers.{name}.offload has no effect: the teacher is needed in every micro-batch"
+        yield from _split_warnings(config, name)
         unread, why = (OF_LOADED, "it is in servers") if teacher.endpoints else (OF_SERVED, "it names no endpoints")
         for key in unread:
             if getattr(teacher, key) != TeacherConfig.model_fields[key].default:
@@ -187,6 +189,15 @@ def distillation_warnings(config: TrainingConfig) -> Iterator[str]:
         yield f"{names}: no effect, {section.divergence.name} does not use it"
     if isinstance(section, OnPolicyDistillationConfig) and isinstance(config, RunConfig):
         yield from _on_policy_warnings(config, section)
+
+
+def _split_warnings(config: TrainingConfig, name: str) -> Iterator[str]:
+    role = f"{ROLE}{name}"
+    if role in teachers_of(config) and not is_split_as_policy(config, role):
+        count = len(config.distillation.teachers[name].devices or ())
+        over = "whole" if count == 1 else f"sharded over them by {teacher_engine(config, role)}"
+        where = f"on {count} device{'s' * (count > 1)} of its own"
+        yield f"the teacher {name} is {where}, too few for the policy's split: it is {over}"
 
 
 def _on_policy_warnings(config: RunConfig, section: OnPolicyDistillationConfig) -> Iterator[str]:

@@ -49,7 +49,7 @@ from posttrain.interfaces.rollout_engine import RolloutEngine
 from posttrain.interfaces.train_engine import TeacherEngine
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.libraries.cores import available_cores
-from posttrain.plan.engine import engine_plan
+from posttrain.plan.engine import engine_plan, teacher_engine
 from posttrain.plan.placement import PlacementPlan, Rank
 from posttrain.plan.roles import place
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
@@ -291,9 +291,9 @@ class _Start:
 
     def _teachers(self, of: Mapping[str, WorkerGroup]) -> dict[str, TeacherEngine]:
         """Return the teachers that give their answers before an update, by name."""
-        copies = engine_plan(self.config.policy.engine).keeps_whole
+        kept = {role: engine_plan(teacher_engine(self.config, role)).keeps_whole for role in teachers_of(self.config)}
         workers: dict[str, TeacherEngine] = {
-            role.removeprefix(ROLE): RemoteScorer(of[role], role, copies=copies) for role in teachers_of(self.config)
+            role.removeprefix(ROLE): RemoteScorer(of[role], role, copies=copies) for role, copies in kept.items()
         }
         return asked_before(self.config, workers, served_teachers(self.config, self.tokenizer))
 

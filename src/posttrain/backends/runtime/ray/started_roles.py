@@ -41,7 +41,7 @@ from posttrain.config.roles import compares_vocabularies, learner_of, sends_adap
 from posttrain.config.served_model import REWARD_SERVER
 from posttrain.interfaces.roles import ProcessRewardModel
 from posttrain.models.loading import DTYPES
-from posttrain.plan.engine import engine_plan
+from posttrain.plan.engine import engine_plan, is_split_as_policy, teacher_engine
 from posttrain.plan.roles import leaves
 from posttrain.records.batch_plans import BatchPlan, SftBatchPlan
 from posttrain.records.notices import Notices
@@ -212,9 +212,17 @@ class Starter:
         roles = [role for role in self.assignment.roles if role in known]
         if not roles:  # a worker without a learner may belong to no group of processes
             return
-        sharding = self._sharding_of("policy")
+        # All are on the devices of this group, and so split in the same way
+        as_policy = is_split_as_policy(self.config, roles[0])
+        sharding = self._sharding_of("policy") if as_policy else self._shards_of_teacher(roles[0])
         for role in roles:
             self.started.engines[role] = start_teacher(self.config, role, self.tokenizer, self.device, sharding)
+
+    def _shards_of_teacher(self, role: str) -> Sharding | None:
+        """Return how a teacher is split that is not split as the policy is."""
+        engine, compute = teacher_engine(self.config, role), DTYPES[self.config.model.compute_dtype]
+        sharding: Sharding | None = TRAIN_ENGINES.get(engine).sharding_of(self.config, role, self.device, compute)
+        return sharding
 
     def _beside(self) -> dict[str, LogprobScorer]:
         """Return the teachers that are computed inside the policy's forward pass, by name."""

@@ -139,7 +139,7 @@ def _values(keys: Reader, at: str, teacher: Mapping[str, Any]) -> dict[str, Any]
             values[name] = value
     for name in values.get("inference") or ():
         if name not in _SIZES:
-            keys.ignore(f"{at}.inference.{name}", "teachers are computed in the policy's engine")
+            keys.ignore(f"{at}.inference.{name}", "teachers are computed by training engines")
     return values
 
 
