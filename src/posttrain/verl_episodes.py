@@ -83,6 +83,7 @@ class EpisodeReward:
     """The object that a program passes to the trainer as its reward function."""
 
     name: str
+    file: Path  # of its class
     value: ast.expr
     site: Site
 
@@ -164,7 +165,7 @@ def find_reward(program: Path, roots: Sequence[Path]) -> EpisodeReward | None:
         if file is None or _class(parsed(file), known_as) is None:
             continue
         nodes = list(reached([made], names, PROGRAMS))
-        return EpisodeReward(name=known_as, value=made, site=site_of(program, nodes, names, root="config."))
+        return EpisodeReward(name=known_as, file=file, value=made, site=site_of(program, nodes, names, root="config."))
     return None
 
 

@@ -43,9 +43,11 @@ class RewardTerm(Section):
     reads: Literal["response", "sequence"] = "response"
     """The text your function gets: the response, without special tokens; or sequence, the prompt and the response in one text
     with all special tokens, which verl 0.1 and 0.2 pass to reward functions."""
-    kind: Literal["function", "manager"] = "function"
+    kind: Literal["function", "manager", "program"] = "function"
     """Kind of the name in the file of path: a function; or a reward manager written for verl, a class that is defined or
-    registered there under that name and called with the token ids of all responses of a step (docs/own-classes.md)."""
+    registered there under that name and called with the token ids of all responses of a step (docs/own-classes.md); or program:
+    path is the main program of a fork of verl, and the object of that class which it passes to its trainer as reward_fn is made
+    by the program's own statements, with options as its config, and called as a manager."""
     scores_with: str | None = None
     """Function that a manager gets as compute_score, path/to/file.py:function; null means the built-in scorers by data source."""
     scores_with_options: dict[str, Any] = {}

@@ -18,6 +18,9 @@ _FROM_THE_RUN = frozenset(
     """tokenizer num_examine compute_score reward_fn_key config reward_router_address reward_model_tokenizer""".split()  # noqa: SIM905
 )
 
+CONFIG = "config"
+_LOADER = "load_reward_manager"  # verl's function that constructs the manager which the configuration names
+
 # verl's folders in a fork, and the same folder of a package that builds on verl
 FOLDERS = (
     "verl/workers/reward_manager",
@@ -95,9 +98,19 @@ def handed_to(manager: str, file: str) -> list[Handed]:
             return [
                 _handed(one.arg, one.value, f"{program}:{call.lineno}", needed=taken[one.arg])
                 for one in call.keywords
-                if one.arg in taken and one.arg not in _FROM_THE_RUN
+                if one.arg in taken and (one.arg not in _FROM_THE_RUN or (one.arg == CONFIG and _is_section(one.value)))
             ]
     return []
+
+
+def _is_section(value: ast.expr) -> bool:
+    """Return True for a part of the configuration; the whole of it is handed over in any case."""
+    return _key_of(value) != ""
+
+
+def arguments_of(manager: str, file: str) -> list[str]:
+    """Return the parameters of a class's constructor."""
+    return [name for name in _constructor(manager, Path(file)) if name is not None]
 
 
 def _constructor(manager: str, file: Path) -> dict[str | None, bool]:
@@ -123,7 +136,10 @@ def _construction(program: Path, manager: str) -> ast.Call | None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == manager
     ]
-    names = {target.id for node in chosen for target in node.targets if isinstance(target, ast.Name)} | {manager}
+    names = {target.id for node in chosen for target in node.targets if isinstance(target, ast.Name)} | {
+        manager,
+        _LOADER,
+    }
     after = min((node.lineno for node in chosen), default=0)
     calls = [
         node

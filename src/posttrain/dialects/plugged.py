@@ -15,6 +15,7 @@ from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in
 from posttrain.dialects.env_managers import ESTIMATOR, plays_managers, read_by_managers
 from posttrain.dialects.ledger import Key, Ledger, leaves
 from posttrain.dialects.own_episodes import keys_read, values_of
+from posttrain.dialects.own_scoring import changed_manager, read_by_rewards
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import nested, value_at
 from posttrain.dialects.words import OUR_SECTION
@@ -121,6 +122,7 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
 def read_by_own(keys: Reader) -> set[str]:
     """Keys of the user's own that an estimator, a loss or a program of the user's own reads."""
     found: set[str] = _read_by_program(keys) | _read_by_manager(keys) | keys_read(keys) | read_by_managers(keys)
+    found |= read_by_rewards(keys)
     for key, (field, section) in _SECTIONS.items():
         name = value_at(keys.values, key)
         registry = _REGISTRIES[field]
@@ -156,7 +158,9 @@ def _read_by_program(keys: Reader) -> set[str]:
 def _read_by_manager(keys: Reader) -> set[str]:
     """Keys of the user's own that a fork's program hands to the reward manager which it chooses by name."""
     name = value_at(keys.values, "reward_model.reward_manager") if keys.ledger.dialect == "verl" else None
-    found = manager_in_checkout(name) if isinstance(name, str) and name not in MANAGERS else None
+    if not isinstance(name, str):
+        return set()
+    found = changed_manager(name) if name in MANAGERS else manager_in_checkout(name)
     return {each.key for each in handed_to(found[1], found[0])} & {each.key for each in keys.own} if found else set()
 
 

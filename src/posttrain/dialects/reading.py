@@ -33,7 +33,7 @@ from posttrain.dialects.sections import reject_no_section, reject_sections
 from posttrain.dialects.trees import nested, parents, value_at
 from posttrain.dialects.value_checks import right_option, right_type
 from posttrain.dialects.value_types import fits, type_text
-from posttrain.dialects.words import OUR_SECTION, Words
+from posttrain.dialects.words import OUR_SECTION, OWN_REWARDS, Words
 from posttrain.errors import GUESS, ConfigError, Problem
 
 
@@ -330,7 +330,7 @@ def _direct(reader: Reader) -> dict[str, Any]:
 def _our_fields(reader: Reader) -> dict[str, Any]:
     """The fields that are written by our own names."""
     fields = dict(leaves(reader.section(OUR_SECTION)))
-    return {name: value for name, value in fields.items() if f"{OUR_SECTION}.{name}" != OWN_KEYS}
+    return {name: value for name, value in fields.items() if f"{OUR_SECTION}.{name}" not in (OWN_KEYS, OWN_REWARDS)}
 
 
 def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from posttrain.settings import is_number
 
 # In every dialect: our fields by their own names, for what the dialect has no key for.
 OUR_SECTION = "posttrain"
+# The main program of a fork whose reward object scores; read by verl's rules alone
+OWN_REWARDS = f"{OUR_SECTION}.own_rewards"
 
 
 class WrittenKeys(Protocol):

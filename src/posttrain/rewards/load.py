@@ -16,6 +16,7 @@ from posttrain.rewards.algebra import REWARDS_BY_ALGEBRA
 from posttrain.rewards.built_in import built_in
 from posttrain.rewards.manager import TokenizerOf, check_manager, load_manager
 from posttrain.rewards.options import RunWide
+from posttrain.rewards.program import check_program, load_program
 from posttrain.rewards.score import Decode, RewardTerms, Term
 from posttrain.rewards.user import check_function, load_batched_function, load_function, own_place
 
@@ -52,12 +53,12 @@ def terms_of(config: RewardConfig) -> list[Term]:
             weight=term.weight,
             reward=None,
             data_sources=frozenset(term.data_sources),
-            batched=term.batched or term.kind == "manager",
+            batched=term.batched or term.kind != "function",
             calculates=term.path is None and term.name in REWARDS_BY_ALGEBRA,
-            halve=term.halve_failed_batch and term.kind != "manager",
+            halve=term.halve_failed_batch and term.kind == "function",
             first=term.returns == "first",
             reads_sequence=term.reads == "sequence",
-            reads_tokens=term.kind == "manager",
+            reads_tokens=term.kind != "function",
         )
         for name, term in zip(_names(config.terms), config.terms, strict=True)
     ]
@@ -130,6 +131,8 @@ def _unroutable(term: RewardTerm, place: str, sources: Mapping[str, str], run_wi
 def _load(term: RewardTerm, *, run_wide: RunWide, tokenizer: TokenizerOf | None) -> RewardFn | BatchedRewardFn:
     if term.path and term.kind == "manager":
         return load_manager(term, tokenizer)
+    if term.path and term.kind == "program":
+        return load_program(term, tokenizer)
     if term.path:
         load = load_batched_function if term.batched else load_function
         return load(term.path, term.name, term.options, term.extra_info, term.judge_tokenizer)
@@ -139,6 +142,8 @@ def _load(term: RewardTerm, *, run_wide: RunWide, tokenizer: TokenizerOf | None)
 def _check(term: RewardTerm, *, run_wide: RunWide) -> None:
     if term.path and term.kind == "manager":
         check_manager(term)
+    elif term.path and term.kind == "program":
+        check_program(term)
     elif term.path:
         check_function(
             term.path, term.name, term.options, batched=term.batched, has_judge=term.judge_tokenizer is not None

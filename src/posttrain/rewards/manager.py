@@ -62,8 +62,9 @@ def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewa
     assert term.path is not None
     if tokenizer is None:
         raise ConfigError(Problem("a reward manager needs a run's tokenizer, and this command loads none"))
-    verl_modules.provide()
+    verl_modules.provide(verl_around(source_file(term.path)))
     made = _find(term.path, term.name)
+    options = {name: _attributes(value) for name, value in term.options.items()}
     own_score = term.scores_with is None and (term.own_score or _names_old_default(made))
     config = {"reward_model": {"reward_kwargs": term.options}, "data": {"reward_fn_key": "data_source"}}
     offered = {
@@ -74,24 +75,24 @@ def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewa
         "config": config,
         "reward_router_address": None,
         "reward_model_tokenizer": None,
-        **term.options,
+        **options,
     }
     try:
-        manager = made(**_taken(made, offered, term.options))
+        manager = made(**_taken(made, offered, options))
     except (Exception, SystemExit) as error:
         what = (
             f"{place_of(error, str(source_file(term.path)))}: {term.name} could not be constructed: {last_line(error)}"
         )
         raise ConfigError(Problem(what)) from error
-    return _Managed(manager, term)
+    return Managed(manager, source_file(term.path))
 
 
-class _Managed:
-    """Calls the manager, and reads a reward per response from its answer."""
+class Managed:
+    """Calls a manager, and reads a reward per response from its answer. ``file`` is that of its class."""
 
-    def __init__(self, manager: Any, term: RewardTerm):
-        self._manager, self._file = manager, str(source_file(term.path or ""))
-        self._columns = columns_read(parse_file(self._file, Path(self._file)))
+    def __init__(self, manager: Any, file: Path):
+        self._manager, self._file = manager, str(file)
+        self._columns = columns_read(parse_file(self._file, file))
 
     def __call__(self, prompts: Sequence[Prompt], responses: Sequence[Any]) -> list[Mapping[str, Any]]:
         from posttrain.libraries.verl.protocol import scored_batch  # imports torch
@@ -103,6 +104,7 @@ class _Managed:
             answer = _called(self._manager, batch)
         except (Exception, SystemExit) as error:  # a user's program may fail in any way
             raise UserRewardError(f"{failed_at(error, type(self._manager))}: {last_line(error)}") from error
+        answer = answer[0] if isinstance(answer, tuple) and answer else answer  # of a fork: further values for its loop
         extra = answer.get("reward_extra_info") or {} if isinstance(answer, Mapping) else {}
         rewards: Any = answer.get("reward_tensor") if isinstance(answer, Mapping) else answer
         shape = tuple(batch.batch["responses"].shape)
@@ -111,6 +113,20 @@ class _Managed:
             what = f"a {type(answer).__name__} without rewards" if found is None else f"rewards of shape {tuple(found)}"
             raise UserRewardError(f"{defined_at(type(self._manager))}: it returned {what}; {shape} is expected")
         return [_result(rewards[number], number, extra, len(prompts)) for number in range(len(prompts))]
+
+
+def verl_around(file: Path) -> Path | None:
+    """Return the package verl of a checkout that a file stands in; None for another file."""
+    return next((each for each in file.parents if each.name == "verl" and (each / "__init__.py").is_file()), None)
+
+
+def _attributes(value: Any) -> Any:
+    """A section as verl hands it over: its entries are attributes, too."""
+    if not isinstance(value, Mapping):
+        return value
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(dict(value))
 
 
 def _called(manager: Any, batch: Any) -> Any:
@@ -167,7 +183,9 @@ def _find(path: str, name: str) -> type:
 def _compute_score(term: RewardTerm) -> Any:
     """Return the function that a manager calls as ``compute_score``."""
     if term.scores_with is None:
-        return _one_or_many(importlib.import_module("verl.utils.reward_score").default_compute_score)
+        scores = importlib.import_module("verl.utils.reward_score")
+        names = ("default_compute_score", "_default_compute_score")  # the second one up to verl 0.3
+        return _one_or_many(next(found for name in names if (found := getattr(scores, name, None)) is not None))
     path, name = _split(term.scores_with)
     load_function(path, name, term.scores_with_options)  # raises for one that cannot be called
     function = getattr(import_path(path), name)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
 from posttrain.dialects.scripts.own_managers import DONE_HERE, handed_on, managers_of
-from posttrain.dialects.scripts.own_rewards import own_rewards
+from posttrain.dialects.scripts.own_rewards import program_rewards, unknown_rewards
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
 from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
-from posttrain.dialects.words import OUR_SECTION
+from posttrain.dialects.words import OUR_SECTION, OWN_REWARDS
 from posttrain.errors import Problem
 from posttrain.verl_advantages import find_in_trainer
-from posttrain.verl_episodes import NotPlayable, find_loop
+from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
 
 INSTEAD = (
     "give its keys to verl's own loop: posttrain plan --dialect verl KEY=VALUE ...; or write an environment of your own"
@@ -148,9 +148,13 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
             asks.append(Problem(what, fix=fix, field=loop.name))
     plays = any(each.startswith(f"+{OUR_SECTION}.environment.name=") for each in trainer.adds)
     program = next((root / path for root in roots if (root / path).is_file()), None)
-    if program is not None and not plays and (rewards := own_rewards(program, words)) is not None:
-        asks.append(rewards)
-    return replace(trainer, asks=tuple(asks))
+    adds = list(trainer.adds)
+    if program is not None and not plays:
+        if program_rewards(program, roots) is not None:
+            adds.append(f"+{OWN_REWARDS}='{program.absolute()}'")
+        elif find_reward(program, list(roots)) is None and (unknown := unknown_rewards(program)) is not None:
+            asks.append(unknown)
+    return replace(trainer, asks=tuple(asks), adds=tuple(adds))
 
 
 def _of_estimator(trainer: Path, words: Sequence[str]) -> frozenset[str]:

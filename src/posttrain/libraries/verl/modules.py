@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.user_files import run_file
+from posttrain.verl_scoring import own_scores
 
 _OURS = "posttrain.libraries.verl"
 _DATA = "posttrain.data.verl"
@@ -70,6 +71,8 @@ _SAMPLERS = {
     "AbstractSampler": f"{_OURS}.samplers:AbstractSampler",
     "AbstractCurriculumSampler": f"{_OURS}.samplers:AbstractCurriculumSampler",
 }
+
+CHECKOUT = "checkout"  # where a name is: in the checkout's own file
 
 # Module -> name -> where it is.
 PROVIDED: Mapping[str, Mapping[str, str]] = {
@@ -165,9 +168,20 @@ def provide(folder: Path | None = None) -> bool:
     if folder is not None:
         for name in PROVIDED:  # packages, so that a checkout's own files are found below them
             sys.modules[name].__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
+        for name, names in _own_scores_of(folder).items():
+            sys.modules[name].__dict__["_names"] = names
         if not any(isinstance(each, _Packages) for each in sys.meta_path):
             sys.meta_path.insert(0, _Packages())
     return True
+
+
+def _own_scores_of(folder: Path) -> dict[str, dict[str, str]]:
+    """The function by data source of a checkout whose scorers are not verl's: its own file has it, under either name."""
+    start = folder / "utils" / "reward_score" / "__init__.py"
+    if not own_scores(start, start.parents[3]):
+        return {}
+    defined = {name for name in _SCORES if f"def {name}(" in start.read_text("utf-8", errors="replace")}
+    return {f"verl.utils.{start.parent.name}": {name: f"{CHECKOUT}:{name}" for name in _SCORES if name in defined}}
 
 
 def _has(folder: Path | None, module: str) -> bool:
@@ -233,6 +247,12 @@ def _from_checkout(stand_in: ModuleType, name: str) -> Any:
     return None
 
 
+def _own_file(stand_in: ModuleType) -> ModuleType:
+    """Run the checkout's own file of a package. Raises: whatever it raises."""
+    alias = f"{stand_in.__name__}.__checkout__"
+    return sys.modules.get(alias) or run_file(alias, Path(stand_in.__path__[0]) / "__init__.py")
+
+
 class _StandIn(ModuleType):
     """A module whose names are imported at their first use."""
 
@@ -245,6 +265,8 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         where = self.__dict__["_names"].get(name)
+        if where is not None and where.startswith(f"{CHECKOUT}:"):
+            return getattr(_own_file(self), name)
         if where is None and (found := _from_checkout(self, name)) is not None:
             return found
         if where is None:

@@ -108,11 +108,9 @@ def run(config):
 @pytest.mark.parametrize(
     ("calls", "given", "words", "said"),
     [
-        ("_select_rm_score_fn", "", "", ""),
-        ("by_tests", "", "", "which calls by_tests; a run does not call it"),
-        ("_select_rm_score_fn", ", version=1", "", "which is given version; a run"),
-        ("by_tests", ", version=1", "custom_reward_function.path=null", "calls by_tests and is given version"),
-        ("by_tests", "", "custom_reward_function.path=mine.py", ""),
+        ("by_tests", "", "", "own: by_tests, RewardManager), and does not pass it to its trainer"),
+        ("_select_rm_score_fn", ", version=1", "", "the fork's own: _select_rm_score_fn, RewardManager), and"),
+        ("by_tests", "", "custom_reward_function.path=mine.py", "a run does not call it"),
     ],
 )
 def test_rewards_in_the_main_program_of_a_fork_need_a_confirmation(

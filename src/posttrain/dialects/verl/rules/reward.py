@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from posttrain.dialects.checkout_managers import MANAGERS, handed_to, manager_in_checkout
+from posttrain.dialects.checkout_managers import CONFIG, MANAGERS, arguments_of, handed_to, manager_in_checkout
 from posttrain.dialects.env_managers import plays_managers
+from posttrain.dialects.own_scoring import changed_manager, columns_of, manager_for_scores, program_term
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
@@ -17,6 +18,7 @@ from posttrain.dialects.verl.rules.names import ROLLOUT
 from posttrain.dialects.verl.rules.prime import is_prime, process_reward
 from posttrain.dialects.verl.rules.reward_server import judge_model, judge_section, served_model
 from posttrain.dialects.verl.strategies import SHARDED
+from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import GUESS, ConfigError, nearest
 from posttrain.user_files import parse_file, source_file
 from posttrain.verl_rows import columns_read
@@ -25,6 +27,13 @@ _SHARDS = "reward_model.model.fsdp_config"
 _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
 _ARGUMENTS = f"{_MODEL}.reward_kwargs"  # of the reward manager
+# Sections of the penalty for long responses; the last one belongs to a function, the others to the manager dapo
+_OVERLONG = (
+    f"{_ARGUMENTS}.overlong_buffer_cfg",
+    f"{_MODEL}.overlong_buffer",
+    f"{_FUNCTION}.overlong_buffer",
+)
+PLAIN_MANAGER = "NaiveRewardManager"
 _ADDRESS = "reward_router_address"  # verl's name of a parameter: HOST:PORT
 _SERVED = "reward.reward_model"  # its later name, where it is served
 # Versions that pass prompt and response in one text, special tokens kept, to reward functions.
@@ -59,8 +68,10 @@ def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, A
         return {"reward.terms": []} | _model(keys, layout) | _overlong(keys) | _workers(keys), ""
     for name in ("model", "strategy", "micro_batch_size", "micro_batch_size_per_gpu", "max_length", "truncation"):
         keys.ignore(f"{_MODEL}.{name}", "reward_model.enable is false")
-    term = _term(keys)
-    return {"reward.terms": [term]} | _columns(term) | _overlong(keys) | _workers(keys), term["name"]
+    term = program_term(keys) or _term(keys)
+    # A manager of the fork's own has a rule of its own; the plain one calls its functions in the place of dapo's
+    of_length = _overlong(keys) if term.get("kind") is None or term["name"] == PLAIN_MANAGER else {}
+    return {"reward.terms": [term]} | _columns(term) | of_length | _workers(keys, term), term["name"]
 
 
 def _reject_own_manager(keys: Reader) -> None:
@@ -77,6 +88,8 @@ def _reject_own_manager(keys: Reader) -> None:
 def _columns(term: dict[str, Any]) -> dict[str, Any]:
     """The further columns of the data that a manager of the user's reads, as verl's batch has every column. A file that cannot
     be read is reported with the term."""
+    if term.get("kind") == "program":
+        return {"data.extra_columns": columns} if (columns := columns_of(term)) else {}
     if term.get("kind") != "manager":
         return {}
     try:
@@ -212,15 +225,18 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     """Return the term of a manager that the user wrote: one of a file that is named, else a name that the file of the reward
     function or an imported module registers. Empty for verl's own."""
     written = manager = _manager(keys)
+    handed: dict[str, Any] = {}
     section = next((at for at in ("reward.reward_manager", "reward_manager") if get(keys, f"{at}.module.path")), None)
     file = get(keys, f"{section}.module.path") if section else None
     if section:
         manager = get(keys, f"{section}.module.name") or manager
     elif manager in MANAGERS:
-        return {}
+        if (own := _own_of_checkout(keys, manager, path)) is None:
+            return {}
+        file, manager = own
+        handed = _handed_by_program(keys, manager, file)
     modules = get(keys, "actor_rollout_ref.model.external_lib", [])
     module = modules if isinstance(modules, str) else next(iter(modules), None)
-    handed: dict[str, Any] = {}
     if file is None and (found := manager_in_checkout(manager)) is not None:
         file, manager = found
         handed = _handed_by_program(keys, manager, file)
@@ -240,12 +256,35 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
     keys.take_over(f"{_MODEL}.reward_kwargs")
     settings = handed | {one: value for one, value in given.items() if one not in ("num_processes", "timeout")}
     _check_groups(keys, settings)
+    if manager == PLAIN_MANAGER and written != "naive":
+        settings = handed  # the arguments of the manager in whose place it stands
+    elif written in MANAGERS and "overlong_buffer_cfg" in arguments_of(manager, file):
+        section = next((at for at in _OVERLONG if get(keys, f"{at}.enable")), "")
+        settings.setdefault("overlong_buffer_cfg", keys.section(section) if section else None)
+        settings.setdefault("max_resp_len", keys[f"{ROLLOUT}.response_length"])
     term = {"name": manager, "path": file, "kind": "manager", "options": settings}
     if path is not None:
         term |= {"scores_with": f"{path}:{name}", "scores_with_options": options}
     elif keys.ledger.version in WHOLE_SEQUENCE:
         term["own_score"] = True
     return term
+
+
+def _own_of_checkout(keys: Reader, manager: str, path: str | None) -> tuple[str, str] | None:
+    """The file and the class of a manager with the name of one of verl's, where the fork in the current folder has changed it or
+    the functions by data source behind it. None where both are verl's, or the user confirms that verl's are meant."""
+    if (found := changed_manager(manager)) is not None:
+        file, owner = found
+        own = f"{owner} of {file}"
+    elif path is None and manager != "batch" and (scores := manager_for_scores()) is not None:
+        file, owner, names = scores
+        own = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    else:
+        return None
+    if owner in keys.own_keys:
+        return None
+    keys.warn(f"rewards are the fork's own: {own}; +posttrain.own_keys=[{owner}] takes the built-in scorers")
+    return file, owner
 
 
 def _handed_by_program(keys: Reader, manager: str, file: str) -> dict[str, Any]:
@@ -256,14 +295,14 @@ def _handed_by_program(keys: Reader, manager: str, file: str) -> dict[str, Any]:
         if value is NOTHING and each.key and (row := keys.ledger.find(each.key)) is not None and "*" not in row.name:
             value = keys[each.key]
         value = each.value if value is NOTHING else value
-        if isinstance(value, str | int | float | None):
+        if isinstance(value, str | int | float | None) or each.name == CONFIG:
             found[each.name] = value
-            continue
-        what = f"{each.where} hands {each.name}={each.text} to {manager}, which only that program computes"
-        if each.needed:
-            keys.problem(what, key=f"{_MODEL}.reward_manager", fix=f"give it: +{_ARGUMENTS}.{each.name}=VALUE")
-        else:
-            keys.warn(f"{what}: its default counts, or +{_ARGUMENTS}.{each.name}=VALUE")
+        elif each.name not in keys.section(_ARGUMENTS):
+            what = f"{each.where} hands {each.name}={each.text} to {manager}, which only that program computes"
+            default = "" if each.needed else f"; null is what {manager} does without it"
+            keys.problem(what, key=f"{_MODEL}.reward_manager", fix=f"give it: +{_ARGUMENTS}.{each.name}=VALUE{default}")
+    if CONFIG in arguments_of(manager, file) and CONFIG not in found:
+        found[CONFIG] = {name: value for name, value in keys.values.items() if name != OUR_SECTION}
     return found
 
 
@@ -279,12 +318,12 @@ def _check_groups(keys: Reader, settings: dict[str, Any]) -> None:
             keys.problem(what, key=f"{_ARGUMENTS}.{name}", fix=fix)
 
 
-def _workers(keys: Reader) -> dict[str, Any]:
+def _workers(keys: Reader, term: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the number of scoring processes, and their time limit."""
     names = (f"{_MODEL}.reward_kwargs.num_processes", "reward.num_workers", f"{_MODEL}.num_workers")
     count = next((found for name in names if (found := get(keys, name)) is not None), None)
     limit = get(keys, f"{_ARGUMENTS}.timeout", get(keys, f"{_ARGUMENTS}.compute_score_timeout"))
-    if limit is None and _manager(keys) not in MANAGERS:
+    if limit is None and (_manager(keys) not in MANAGERS or (term or {}).get("kind") is not None):
         limit = MANAGER_TIMEOUT_S
     if _manager(keys) == "rate_limited":
         count, limit = get(keys, "reward.max_concurrent", 1), get(keys, "reward.timeout", RATE_LIMITED_TIMEOUT_S)
@@ -328,15 +367,10 @@ def _model(keys: Reader, layout: Layout) -> dict[str, Any]:
 def _overlong(keys: Reader) -> dict[str, Any]:
     """DAPO's penalty for long responses. Empty without."""
     manager = _manager(keys)
-    places = (
-        f"{_MODEL}.reward_kwargs.overlong_buffer_cfg",
-        f"{_MODEL}.overlong_buffer",
-        f"{_FUNCTION}.overlong_buffer",
-    )
-    section = next((place for place in places if get(keys, f"{place}.enable")), None)
-    if section is None or (manager != "dapo" and section != places[-1]):
+    section = next((place for place in _OVERLONG if get(keys, f"{place}.enable")), None)
+    if section is None or (manager != "dapo" and section != _OVERLONG[-1]):
         off = "overlong_buffer.enable is not true" if manager == "dapo" else "read by reward_manager=dapo only"
-        for place in places:
+        for place in _OVERLONG:
             keys.ignore(place, off)
         return {}
     response, length = keys[f"{ROLLOUT}.response_length"], get(keys, f"{section}.len")
