@@ -104,7 +104,8 @@ class Managed:
             answer = _called(self._manager, batch)
         except (Exception, SystemExit) as error:  # a user's program may fail in any way
             raise UserRewardError(f"{failed_at(error, type(self._manager))}: {last_line(error)}") from error
-        answer = answer[0] if isinstance(answer, tuple) and answer else answer  # of a fork: further values for its loop
+        # Behind a fork's rewards stand further values for its loop
+        answer = answer[0] if isinstance(answer, tuple) and answer else answer
         extra = answer.get("reward_extra_info") or {} if isinstance(answer, Mapping) else {}
         rewards: Any = answer.get("reward_tensor") if isinstance(answer, Mapping) else answer
         shape = tuple(batch.batch["responses"].shape)
