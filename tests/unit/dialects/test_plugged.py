@@ -146,14 +146,16 @@ def test_a_forks_program_hands_its_manager_what_its_keys_say(
         "data.max_response_length=100",
         *written,
     ]
-    loaded = read_config(None, given, "verl")
+    (asked,) = [each for each in read_config(None, given, "verl").problems if "reward_model" in str(each)]
+    assert "main_ppo.py:7 hands shift=shift() to Votes" in asked.what and "null is what Votes does" in asked.fix
+    loaded = read_config(None, [*given, "+reward_model.reward_kwargs.shift=4"], "verl")
     assert not [each for each in loaded.problems if "reward_model" in str(each)]
-    wanted = {"kind": "long", "scale": scale, "bound": 3, "limit": 100}
+    wanted = {"kind": "long", "scale": scale, "bound": 3, "limit": 100, "shift": 4}
     assert loaded.config.reward.terms[0].options == wanted
-    assert any("main_ppo.py:7 hands shift=shift() to Votes" in text for text in loaded.warnings)
     text = (folder / "votes.py").read_text().replace("shift=0", "shift").replace("scale=1.0, shift", "shift, scale=1.0")
     (folder / "votes.py").write_text(text)
-    assert any("hands shift=shift()" in str(each) for each in read_config(None, given, "verl").problems)
+    (needed,) = [each for each in read_config(None, given, "verl").problems if "hands shift=shift()" in each.what]
+    assert needed.fix.endswith("shift=VALUE")
 
 
 def test_a_manager_of_groups_reads_those_of_a_prompt(tmp_path: Path) -> None:
