@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.config.reading.compose import Composed, compose
 from posttrain.config.reading.defaults import read_with_defaults, split_choices
+from posttrain.config.reading.groups import add_groups
 from posttrain.config.reading.hydra import UNUSED
 from posttrain.config.reading.keys import has_key
 from posttrain.config.reading.validate import show, validate
@@ -64,6 +65,7 @@ def read_dialect(
         base=ledger.defaults() if dialect.refers_to_defaults else None,
         known=known,
         read=lambda file: read_with_defaults(file, dialect.built_in, choices, dialect.options),
+        groups=add_groups,
         leave_out_missing=True,
         name_unset=skip_files,
     )

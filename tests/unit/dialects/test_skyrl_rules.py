@@ -92,12 +92,12 @@ SIZES: list[Bad] = [
         "1 prompts x 1 sample = 1 sequences do not split over 4 devices, which gives some of them nothing",
         f"use {T}.policy_mini_batch_size=4",
     ),
-    # 2 prompts x 5 samples = 10 sequences, 2.5 each
+    # 6 prompts x 5 samples = 30 sequences; with 7 each, the 24 x 5 / 4 = 30 of a step would leave 2
     (
-        (f"{T}.policy_mini_batch_size=2",),
+        (f"{T}.train_batch_size=24", f"{T}.policy_mini_batch_size=6"),
         f"{T}.policy_mini_batch_size",
-        "2 prompts x 5 samples = 10 sequences do not split over 4 devices, which is 2.5 each",
-        f"use {T}.policy_mini_batch_size=4",
+        "6 prompts x 5 samples = 30 sequences do not split over 4 devices, which is 7.5 each",
+        f"use {T}.policy_mini_batch_size=8",
     ),
     # no divisor of 10 prompts does: 5 samples take a multiple of 4 prompts
     (
@@ -121,10 +121,10 @@ SIZES: list[Bad] = [
         f"use {T}.micro_train_batch_size_per_gpu=5, or {T}.policy_mini_batch_size=32 with {T}.train_batch_size=32",
     ),
     (
-        (*GAE, *NO_KL, f"{T}.critic_mini_batch_size=2"),
+        (*GAE, *NO_KL, f"{T}.train_batch_size=24", f"{T}.policy_mini_batch_size=24", f"{T}.critic_mini_batch_size=6"),
         f"{T}.critic_mini_batch_size",
-        "2 prompts x 5 samples = 10 sequences do not split over 4 devices",
-        f"use {T}.critic_mini_batch_size=4",
+        "6 prompts x 5 samples = 30 sequences do not split over 4 devices",
+        f"use {T}.critic_mini_batch_size=8",
     ),
     # 1 prompt x 2 samples: enough for the policy's 2 copies, not for the reference's 4
     (
@@ -360,7 +360,7 @@ CHECKS: list[Bad] = [
     (
         (f"{G}.sampling_params.logprobs=5",),
         f"{G}.sampling_params.logprobs",
-        "generator.sampling_params.logprobs must be null or 0 (the sampled token's alone), not 5",
+        "generator.sampling_params.logprobs must be null, 0 or 1 (the sampled token's alone), not 5",
         f"use {G}.sampling_params.logprobs=0",
     ),
     (
@@ -994,3 +994,46 @@ def test_a_fork_registers_environments_in_its_skyrl_gym(tmp_path, monkeypatch, b
     assert any("riddle is yours" in warning for warning in found.warnings)
     unknown = read_dialect(DIALECT, None, ("environment.env_class=gone",))
     assert any("no environment 'gone'" in problem.what for problem in unknown.problems)
+
+
+LCB = (f"{P}.policy_num_gpus_per_node=8", f"{P}.ref_num_gpus_per_node=8", f"{G}.n_samples_per_prompt=5",
+       f"{T}.train_batch_size=16", f"{T}.policy_mini_batch_size=4", f"{T}.micro_train_batch_size_per_gpu=2")  # fmt: skip
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_mini_batch_that_leaves_a_remainder_is_skyrls_of_2025(here: bool) -> None:
+    """4 x 5 = 20 sequences over 8 devices: 20 // 8 = 2 each, so updates of 16; of a step's 16 x 5 = 80, 80 / 8 / 2 = 5 updates.
+    The critic's 8 x 5 = 40 split: 5 each, which micro-batches of 1 divide."""
+    engines = (f"{G}.num_inference_engines=2", f"{G}.inference_engine_tensor_parallel_size=4")
+    read_here = read(*LCB, *engines, here=here)
+    assert not read_here.problems
+    plan, problems = plan_batches(read_here.config, None)
+    assert not problems and plan is not None
+    assert (plan.sequences_per_update, plan.updates_per_step) == (16, 5)
+    assert any("5 updates of 16 sequences rather than 4 of 20" in each for each in read_here.warnings)
+    assert not read_here.config.policy.uneven_shares
+
+
+def test_a_mini_batch_that_leaves_a_remainder_is_padded_since_2026() -> None:
+    """Rows without a token in the loss fill 20 sequences up to 24, so an update has 20 of them, over 8 devices 3 or 2 each."""
+    read_2026 = read(*LCB, f"{E}.num_engines=2", f"{E}.tensor_parallel_size=4")
+    assert not read_2026.problems and not any("updates of" in each for each in read_2026.warnings)
+    plan, problems = plan_batches(read_2026.config, None)
+    assert not problems and plan is not None
+    assert (plan.sequences_per_update, plan.updates_per_step) == (20, 4)
+    assert read_2026.config.policy.uneven_shares
+
+
+def test_one_logprob_is_the_sampled_tokens() -> None:
+    assert not read(f"{G}.sampling_params.logprobs=1").problems
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_an_environment_of_null_needs_a_program(turns: int) -> None:
+    alone = read("environment.env_class=null", f"{G}.max_turns={turns}", f"{G}.batched=false")
+    [problem] = [each for each in alone.problems if each.field == "environment.env_class"]
+    assert "nothing says what scores the responses" in problem.what
+    program = ("+posttrain.environment.name=skyrl_program", "+posttrain.environment.settings.file=a.py",
+               "+posttrain.environment.settings.folder=.")  # fmt: skip
+    played = read("environment.env_class=null", f"{G}.max_turns={turns}", f"{G}.batched=false", *program)
+    assert not played.problems and played.config.environment.settings.get("env_class") is None

@@ -77,6 +77,7 @@ def is_initialized(): return True
 """
 PROGRAM = """
 import asyncio, json, os, sys, urllib.request
+from types import SimpleNamespace
 TASK = [{"role": "user", "content": "task"}]
 import ray
 import skyrl
@@ -92,14 +93,25 @@ def outside(messages):
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)["choices"][0]["message"]["content"]
 
+class Runner:
+    def __init__(self):
+        held = SimpleNamespace(num_trajectories=2)
+        self.cfg = SimpleNamespace(generator=SimpleNamespace(num_trajectories=8, val_config=held))
+
 class Generator:
     def __init__(self, cfg, tokenizer, client):
+        self.runner = Runner()
         self.mode, self.tokenizer, self.client = cfg.generator.mode, tokenizer, client
         self.url = client.get_endpoint_url()
 
     async def generate(self, given):
         [messages], [row], [name] = given["prompts"], given["env_extras"], given["env_classes"]
         assert given["batch_metadata"].training_phase == row["phase"] and name == row["wants"], (given, row)
+        if self.mode == "runner":
+            settings = self.runner.cfg.generator
+            await outside.remote(messages)
+            count = settings.num_trajectories if row["phase"] == "train" else settings.val_config.num_trajectories
+            return {"rewards": [0.5] * count, "loss_masks": [[1]] * count, "stop_reasons": ["stop"] * count}
         if self.mode == "task":
             stop = await outside.remote(TASK)
             return {"rewards": [float(messages == "/tasks/0")], "loss_masks": [[1]], "stop_reasons": [stop]}
@@ -136,9 +148,13 @@ class Exp(BasePPOExp):
 class Longer(Exp):
     def run(self): ...
 
+class Asynchronous(Exp):
+    def run(self):
+        asyncio.run(self._setup_trainer().train())
+
 @ray.remote(num_cpus=1)
 def entrypoint(cfg):
-    (Longer if cfg.generator.mode == "runs" else Exp)(cfg).run()
+    {"runs": Longer, "chat": Asynchronous}.get(cfg.generator.mode, Exp)(cfg).run()
 
 def main():
     cfg = skyrl.section(sys.argv[1:])
@@ -240,6 +256,15 @@ def test_a_row_names_its_environment_and_workers_of_ray_are_threads(started: Cal
     assert list(asked.messages) == [{"role": "user", "content": "AB"}]
     play.answer(asked, "0.75", 1)
     assert play.next().reward == 0.75
+
+
+@pytest.mark.parametrize("seed", [1_000_003, 5])  # of training and of validation
+def test_a_runner_that_repeats_rows_by_itself_plays_each_once(started: Callable[..., Driven], seed: int) -> None:
+    """skyrl-agent's plays as many trajectories of a row as its task file says; the run asks for each of a group."""
+    play = started("runner", seed)
+    asked = play.next()
+    play.answer(asked, "C", 67)
+    assert play.next().reward == 0.5
 
 
 @pytest.mark.parametrize(

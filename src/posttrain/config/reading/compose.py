@@ -17,7 +17,7 @@ from typing import Any
 from posttrain.config.base import Reference
 from posttrain.config.reading import hydra
 from posttrain.config.reading.interpolations import merged, name_unset_variables, resolve
-from posttrain.config.reading.overrides import KnownKeys, apply_overrides, parse_overrides
+from posttrain.config.reading.overrides import Assignment, KnownKeys, apply_overrides, parse_overrides
 from posttrain.config.reading.plain_references import MISSING
 from posttrain.config.reading.plain_yaml import plain_yaml
 from posttrain.config.reading.references import find_references, referred_keys, value_holders
@@ -63,6 +63,7 @@ def compose(
     base: Mapping[str, Any] | None = None,
     known: KnownKeys | None = None,
     read: Callable[[str], tuple[dict[str, Any], dict[str, Place]]] | None = None,
+    groups: Callable[[list[Assignment], dict[str, Any], dict[str, Place]], list[Assignment]] | None = None,
     leave_out_missing: bool = False,
     name_unset: bool = False,
 ) -> Composed:
@@ -70,13 +71,16 @@ def compose(
 
     Args: ``struct`` is Hydra's rule that an override of a key which is not there yet needs a ``+``, unless it is ``known``;
         ``base`` holds the values of keys that are missing, or left open with ???; ``read`` reads a file, and is read_yaml
-        unless a dialect has defaults lists; ``leave_out_missing`` lists keys with ??? for which ``base`` has no value, instead
+        unless a dialect has defaults lists; ``groups`` lays the files of options into the values, and returns the other
+        overrides; ``leave_out_missing`` lists keys with ??? for which ``base`` has no value, instead
         of raising; ``name_unset`` lets the name of an environment variable that is not set stand for its value.
     Raises: ConfigError with file and line, or the override: a file that cannot be read, broken YAML, a key written twice,
         an override that cannot be parsed or applied, an interpolation that leads nowhere, a ``???`` without a value.
     """
     values, places = (read or read_yaml)(path) if path is not None else ({}, {})
     assignments = parse_overrides(overrides)
+    if groups is not None:
+        assignments = groups(assignments, values, places)
     problems = apply_overrides(
         values, places, [one for one in assignments if not one.of_hydra], struct=struct, known=known
     )

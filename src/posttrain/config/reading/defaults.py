@@ -174,7 +174,7 @@ def _with_options(entries: Sequence[DefaultsEntry]) -> list[DefaultsEntry]:
     ]
 
 
-def _own_package(file: Path) -> str | None:
+def own_package(file: Path) -> str | None:
     """The package that a file's own line ``# @package a.b`` names; None without one."""
     found = _PACKAGE_LINE.search(file.read_text(encoding="utf-8").partition("\n\n")[0])
     return None if found is None else _package(found[1], "")
@@ -187,7 +187,7 @@ def _named(
     candidates = search.candidates(entry.name, user.parent)
     for candidate in candidates:
         if candidate.is_file():
-            return *_read(candidate, search, chain), None if entry.placed else _own_package(candidate)
+            return *_read(candidate, search, chain), None if entry.placed else own_package(candidate)
     name = entry.name.rpartition("/")[2]
     if name in search.built_in:
         return search.built_in[name](), {}, None

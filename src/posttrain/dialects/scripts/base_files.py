@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,9 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
     Raises: ConfigError for a recipe, or a program of the user's own, whose algorithm is not here.
     """
     check_refused(trainer, where)
+    roots = list(roots)
     rest, named = _named_file(without_options(words, trainer.options))
-    base = _base(trainer, named, list(roots))
+    base = _base(trainer, named, roots)
     if trainer.module in RENAMED:
         rest = [*HOLDS[trainer.module], *_renamed(trainer, rest)]
     if (
@@ -36,7 +38,7 @@ def arguments_of(trainer: Trainer, words: Sequence[str], roots: Iterable[Path], 
         or trainer.written.startswith("examples.train")
     ):
         rest = [_quoted(word) for word in rest]
-    return (*base, *rest, *trainer.adds, *keys_asked_by(trainer))
+    return (*base, *(_found(word, roots) for word in rest), *trainer.adds, *keys_asked_by(trainer))
 
 
 def check_refused(trainer: Trainer, where: str = "") -> None:
@@ -68,6 +70,19 @@ def _quoted(word: str) -> str:
         text = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"{key}='{text}'"
     return word
+
+
+def _found(word: str, roots: Iterable[Path]) -> str:
+    """A word with the folders of ``hydra.searchpath=[file://...]`` as they are found below the roots."""
+    if not word.lstrip("+").startswith("hydra.searchpath="):
+        return word
+
+    def place(listed: re.Match[str]) -> str:
+        folder = Path(listed[1])
+        found = (root / folder for root in roots if not folder.is_absolute() and (root / folder).is_dir())
+        return f"file://{next(found, folder)}"
+
+    return re.sub(r"file://([\w./-]+)", place, word)
 
 
 def _named_file(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -63,15 +63,18 @@ class OwnLoop:
     scores: bool = True  # rewards are computed in the loop
 
 
-def own_calls(method: ast.FunctionDef | ast.AsyncFunctionDef, own: set[str]) -> dict[str, int]:
-    """Return the calls of a loop that verl's loop does not make, with their lines; ``own`` are the methods of its class."""
+def own_calls(
+    method: ast.FunctionDef | ast.AsyncFunctionDef, own: set[str], theirs: frozenset[str] = LOOP_CALLS
+) -> dict[str, int]:
+    """Return the calls of a loop that the peer's loop, verl's unless ``theirs`` are given, does not make, with their lines;
+    ``own`` are the methods of its class."""
     found: dict[str, int] = {}
     bars = _progress_bars(method)
     for node in ast.walk(method):
         if not isinstance(node, ast.Call):
             continue
         name, owner = _called(node), _owner(node)
-        if not name or name in LOOP_CALLS or name in _COMMON:
+        if not name or name in theirs or name in _COMMON:
             continue
         if _REPORTS.search(name) or _REPORTERS.search(owner) or owner in bars:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from posttrain.dialects.scripts.own_environments import registered_environments
 from posttrain.dialects.scripts.own_loops import listed, own_calls, with_loop
 from posttrain.dialects.scripts.own_options import options_of
 from posttrain.dialects.scripts.own_sources import imports_of
-from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, SKYRL_PARTS, Peer
-from posttrain.dialects.scripts.trainers import Trainer, keys_asked_by, trainer_of
+from posttrain.dialects.scripts.own_trainers import difference
+from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, RUN_CALLS, SKYRL_PARTS, Peer
+from posttrain.dialects.scripts.trainers import GENERATES, Trainer, keys_asked_by, trainer_of
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
 from posttrain.verl_functions import find
 
@@ -144,6 +145,7 @@ class _Replaced:
     generator: str = ""  # of the program's own, on SkyRL: it plays the episodes
     runs: str = ""  # its experiment, where that has a run of its own
     rows: bool = False  # it reads them by its own get_train_dataset
+    roots: tuple[Path, ...] = ()
 
 
 def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: bool = False) -> Trainer | None:
@@ -155,7 +157,9 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
     if not found:
         return None
     peer = found[0].peer
-    replaced = _Replaced([f"{word} is a program of your own that builds {peer.name}; it is parsed, not run"])
+    replaced = _Replaced(
+        [f"{word} is a program of your own that builds {peer.name}; it is parsed, not run"], roots=roots
+    )
     for definition, place, theirs in dict.fromkeys(
         (definition, place, one.peer) for one in found for definition, place in one.classes
     ):
@@ -247,9 +251,33 @@ def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _
             f"{definition.name} of {file}:{definition.lineno} overrides {listed}, which are not called"
         )
     if peer.dialect == "skyrl" and "run" in own:
-        replaced.runs = replaced.runs or f"{definition.name} (line {own['run'].lineno} of {file})"
+        _look_at_run(own, f"{definition.name} (line {own['run'].lineno} of {file})", replaced)
     for name in overridden:
         _look_at_method(own[name], f"{definition.name}.{name}", file, peer, replaced, set(own))
+
+
+def _look_at_run(own: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef], title: str, replaced: _Replaced) -> None:
+    """Take over a run of an experiment's own that trains as SkyRL's does, or asks the generator alone, and note another."""
+    called, further = set[str](), {"run"}
+    while further:
+        bodies = [own[name] for name in further]
+        more = {
+            ast.unparse(node.func).rpartition(".")[2]
+            for body in bodies
+            for node in ast.walk(body)
+            if isinstance(node, ast.Call)
+        }
+        further = (more - called) & {name for name in own if not name.startswith("get_") and name != "run"}
+        called |= more
+    if called <= RUN_CALLS and "train" in called:
+        return
+    if "generate" in called and not called & {"train", "_setup_trainer", "get_trainer", "fit"}:
+        replaced.adds += GENERATES
+        replaced.notes.append(
+            f"{title} has a run that generates alone: here the rows of data.val_data get one response each, and their scores"
+        )
+        return
+    replaced.runs = replaced.runs or title
 
 
 def _look_at_method(
@@ -288,7 +316,11 @@ def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, fi
     if method.name == "get_generator" and not replaced.refused:
         replaced.generator = replaced.generator or part
         return
-    replaced.refused = what
+    differs = difference(part, file, replaced.roots) if parts else "it is no trainer's class"
+    if not differs:
+        replaced.notes.append(f"{part} makes the calls of SkyRL's trainer and no others; it is not called")
+        return
+    replaced.refused = f"{what}: {differs}"
 
 
 def _look_at_patches(file: Path, source: ast.Module, roots: tuple[Path, ...], peer: Peer, replaced: _Replaced) -> None:

@@ -46,6 +46,8 @@ _EXP = Peer(
         get_inference_client _setup_trainer""".split()  # noqa: SIM905
     ),
 )
+# Calls of the run method of SkyRL's experiments, by the last name: asyncio.run(trainer.train())
+RUN_CALLS = frozenset({"_setup_trainer", "train", "run", "info", "print"})
 # Names that a program imports -> the trainer that it builds
 BASES = {
     "RayPPOTrainer": _RAY,
@@ -103,3 +105,41 @@ LOOP_CALLS = frozenset(
     update_weights uuid4 val_reward_fn view wake_up warning wrap_generate_sequences write zeros
 """.split()  # noqa: SIM905
 )
+# The same of SkyRL's own RayPPOTrainer, of every state from June 2025 to August 2026
+SKYRL_LOOP_CALLS = frozenset(
+    """
+    CallbackHandler CallbackInput ConditionalWeightsManager Generator InferenceWeightsManager PPORayActorGroup Path
+    RayGpuMonitor ResolvedPlacementGroup ResumeMode StatefulDataLoader TensorList Timer TrainingControl
+    TrainingInputBatch VLLMMetricsScraper WorkerDispatch _build_callback_input
+    _build_train_dataloader_and_compute_training_steps _cleanup_old_checkpoints _execute_forward_pass
+    _execute_training_step _fire _normalize_advantages _prepare_generator_input _remove_tail_data _skip_policy_forward
+    aclose apply_loss_reduction_to_advantages_minibatch apply_reward_kl_penalty array asdict async_init_model
+    async_run_ray_method backload_to_gpu build_dataloader cat ceil clamp cleanup_old_checkpoints clone close
+    collect_results compute_advantages_and_returns compute_approx_kl compute_prompt_boundaries
+    compute_prompt_mini_batch_boundaries concatenate_generator_outputs concatenate_outputs_after_mesh_dispatch
+    configure_ray_worker_logging convert_prompts_responses_to_batch_tensors convert_to_training_input cpu cumsum
+    decode deepcopy defaultdict empty_cache evaluate evaluate_step_wise exists exp extract_step_from_path
+    finalize_minibatch_rollout_logprob_diff_std finalize_pending_saves finish flush forward
+    forward_backward_from_staged forward_from_staged fwd_logprobs_values_reward gcd generate get_kl_controller
+    get_lcm_dp_size get_node_ids get_ray_pg_ready_with_timeout get_sampling_params_for_backend handle_dynamic_sampling
+    info init_model init_weight_sync_state item lcm load load_checkpoint load_checkpoints load_state_dict
+    loss_fn_outputs_to_tensor make_router_padding_mask makedirs manual_seed mark_all_offloaded masked_mean
+    masked_select mean merge_stepwise_output mkdir no_grad normalize_advantages_dict numel numpy
+    off_policy_correction_enabled offload_to_cpu ones ones_like open_file optim_step pad_batch
+    pad_training_input_batch pause placement_group postprocess_generator_output prepare_generator_input read reset
+    resolve resume rmtree rsqrt run run_on_each_node sample select setup_policy_and_generator sleep stage_data start
+    state_dict std stop sync_policy_weights_to_inference_engines tensor to to_string tqdm train_critic_and_policy
+    update_condition update_ref_with_policy uuid4 validate_consistency_for_latest_checkpoint validate_generator_output
+    wake_up warning zero_variance_filter zeros zeros_like
+""".split()  # noqa: SIM905
+)
+# A loop of SkyRL's makes these
+SKYRL_STEP = (
+    "generate",
+    "convert_to_training_input",
+    "fwd_logprobs_values_reward",
+    "compute_advantages_and_returns",
+    "train_critic_and_policy",
+)
+# Methods of its trainer whose replacement is such a loop, or beside it
+SKYRL_REPLACED = frozenset({"__init__", "train", "generate", "eval", "_prepare_generator_input"})

@@ -37,18 +37,19 @@ ENTRY_POINTS = {
     "examples.async.main_async": "skyrl",
     "examples.train.async.main_async": "skyrl",
 }
+# Responses to the validation prompts, by the sampler alone
+GENERATES = (
+    "+posttrain.validation.only=true",
+    "++trainer.eval_before_train=true",
+    "++trainer.placement.colocate_all=false",
+)
 # SkyRL's programs that start another loop than its base, and the key that asks for it: ours, where none of theirs does.
 _ASKS = {
     re.compile(r"(?!.*\bfully_async\.)(?:\w+\.)*main_async"): ("+posttrain.asynchronous.mode=one_step",),
     re.compile(r"(?:\w+\.)*(?:main_(?:\w+_)?fully_async(?:_sim)?|fully_async\.main_async)"): (
         "++trainer.fully_async.enabled=true",
     ),
-    # Responses to the validation prompts, by the sampler alone
-    re.compile(r"(?:\w+\.)*entrypoints\.main_generate"): (
-        "+posttrain.validation.only=true",
-        "++trainer.eval_before_train=true",
-        "++trainer.placement.colocate_all=false",
-    ),
+    re.compile(r"(?:\w+\.)*entrypoints\.main_generate"): GENERATES,
 }
 # The file an entry point starts from, where a script names no other.
 BASE_FILES = {

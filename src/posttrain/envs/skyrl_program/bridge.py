@@ -63,11 +63,12 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
     os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = episode["base_url"], episode["api_key"]
     client = Client(episode, experiment)
     generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, client)
+    play_one(generator)
     base = importlib.import_module(f"{peer}.generators.base")
     row = dict(episode["row"])
     given: dict[str, Any] = {
         "prompts": [episode["messages"]],
-        "env_classes": [row.pop("env_class", None) or episode["env_class"]],
+        "env_classes": [row.pop("env_class", None) or episode["env_class"] or None],
         "env_extras": [row],
         "sampling_params": None,
         "trajectory_ids": [base.TrajectoryID(str(episode["seed"]), os.getpid() * 100_000 + _played)],
@@ -76,6 +77,16 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
         phase = "train" if episode["training"] else "eval"
         given["batch_metadata"] = base.BatchMetadata(global_step=0, training_phase=phase)
     return answer_of(await generator.generate(given))
+
+
+def play_one(generator: Any) -> None:
+    """Let a runner of skyrl-agent's inside a generator, which plays all trajectories of a row by itself, play one: the run asks
+    for each of them."""
+    for runner in getattr(generator, "__dict__", {}).values():
+        settings = getattr(getattr(runner, "cfg", None), "generator", None)
+        for each in (settings, getattr(settings, "val_config", None)):
+            if getattr(each, "num_trajectories", None) is not None:
+                each.num_trajectories = 1
 
 
 def experiment_of(episode: dict[str, Any]) -> tuple[str, Any]:
@@ -101,8 +112,12 @@ def made_by(module: Any, file: Path, peer: str, arguments: list[str]) -> Any:
     found: list[Any] = []
 
     def begin(self: Any, cfg: Any, *_: Any, **__: Any) -> None:
-        if type(self).run is not note:
-            raise TypeError(f"{type(self).__name__} of {file} has a run of its own, which is not called")
+        own = type(self).run
+        if own is not note:
+            # The plan has read it: it trains, as SkyRL's does, or asks the generator alone
+            if not {"train", "generate"} & names_of(own.__code__):
+                raise TypeError(f"{type(self).__name__} of {file} has a run of its own, which is not called")
+            type(self).run = note
         self.cfg = cfg
         self.tokenizer = tokenizer_of(cfg)
 
@@ -120,6 +135,12 @@ def made_by(module: Any, file: Path, peer: str, arguments: list[str]) -> Any:
     if not found:
         raise TypeError(f"main of {file} runs no experiment of SkyRL's (BasePPOExp)")
     return found[-1]
+
+
+def names_of(code: Any) -> set[str]:
+    """The names that a function uses, those of its inner functions among them."""
+    inner = (each for each in code.co_consts if inspect.iscode(each))
+    return set(code.co_names).union(*map(names_of, inner))
 
 
 def tokenizer_of(cfg: Any) -> Any:

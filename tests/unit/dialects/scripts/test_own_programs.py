@@ -170,6 +170,31 @@ def test_an_experiment_with_a_run_of_its_own_is_refused(tmp_path: Path) -> None:
     assert launched(tmp_path, f"{SKYRL}    def run(self):\n        print(self.cfg)\n").dialect == "skyrl"
 
 
+def test_a_run_that_only_trains_is_that_of_skyrls(tmp_path: Path) -> None:
+    run = "    def run(self):\n        trainer = self._setup_trainer()\n        asyncio.run(trainer.train())\n"
+    launch = launched(tmp_path, GENERATES + run)
+    assert "+posttrain.environment.name=skyrl_program" in launch.arguments
+    assert not any("validation.only" in each for each in launch.arguments)
+    with pytest.raises(ConfigError, match="has a run of its own"):
+        launched(tmp_path, f"{GENERATES}{run}        trainer.distil()\n")
+
+
+def test_a_run_that_generates_alone_samples_the_validation_rows(tmp_path: Path) -> None:
+    own = "    def make(self):\n        return self.get_generator(self.cfg)\n"
+    run = "    def run(self):\n        asyncio.run(self.make().generate(self.rows))\n"
+    launch = launched(tmp_path, GENERATES + own + run)
+    assert {
+        "+posttrain.environment.name=skyrl_program",
+        "+posttrain.validation.only=true",
+        "++trainer.eval_before_train=true",
+    } <= set(launch.arguments)
+    assert any("has a run that generates alone" in each for each in launch.notes)
+    # One that trains behind it, in a method of its own, does more
+    trains = "    def make(self):\n        return self._setup_trainer()\n"
+    with pytest.raises(ConfigError, match="has a run of its own"):
+        launched(tmp_path, GENERATES + trains + run)
+
+
 def test_an_example_of_skyrls_may_make_its_samplers_in_its_own_way(tmp_path: Path) -> None:
     program = f"{SKYRL}    def get_inference_client(self):\n        return Client(self.cfg)\n"
     place = tmp_path / "examples" / "quantized"

@@ -1,7 +1,8 @@
 """Batch sizes: SkyRL's prompts over all devices, and sequences on one, become our sequences.
 
-The checks are those of its validate_batch_sizes, in its order. It divides with remainders cut off; sizes that leave one are
-refused here, because the size of its updates then differs from the configured one.
+The checks are those of its validate_batch_sizes, in its order. Where a mini-batch does not split over the devices, SkyRL of 2025
+gives each device the quotient, so that a step has more and smaller updates than its keys say; since April 2026 it pads the
+mini-batch with rows that do not count. Both are taken over as far as the step itself splits over the devices.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.skyrl.rules.look import is_of_2026
 
 _STEP = "trainer.train_batch_size"
 _MICRO = "trainer.micro_train_batch_size_per_gpu"
@@ -22,7 +24,7 @@ def batches(keys: Reader, copies: dict[str, int], *, has_critic: bool) -> dict[s
 
     Args: ``copies`` holds the data-parallel size of the policy, and of critic and reference where the run has them.
     """
-    samples, micro = keys[_SAMPLES], keys[_MICRO]
+    micro = keys[_MICRO]
     fields: dict[str, Any] = {
         "policy.sequences_per_micro_batch_per_device": micro,
         "reference.sequences_per_micro_batch_per_device": keys[_FORWARD],
@@ -34,8 +36,11 @@ def batches(keys: Reader, copies: dict[str, int], *, has_critic: bool) -> dict[s
         if role not in copies:
             continue
         key = f"trainer.{role}_mini_batch_size"
-        if _fits(keys, key, copies[role]) and (role == "policy" or has_critic):
-            fields[f"{field}.sequences_per_mini_batch"] = keys[key] * samples
+        if not _fits(keys, key, copies[role]) or not (role == "policy" or has_critic):
+            continue
+        fields[f"{field}.sequences_per_mini_batch"] = size = _update(keys, key, copies[role])
+        if size % copies[role] and not keys.here:
+            fields["policy.uneven_shares"] = True
     if has_critic:
         fields["critic.sequences_per_micro_batch_per_device"] = micro
     _check_reference(keys, copies)
@@ -67,7 +72,7 @@ def _fits(keys: Reader, key: str, copies: int) -> bool:
             fix=f"use {key}={above}" + (f" or {key}={below}" if below != above else ""),
         )
         return False
-    if mini * samples % copies:
+    if not _splits(keys, key, copies):
         _does_not_split(keys, key, copies)
         return False
     each = mini * samples // copies
@@ -84,6 +89,27 @@ def _fits(keys: Reader, key: str, copies: int) -> bool:
         )
         return False
     return True
+
+
+def _splits(keys: Reader, key: str, copies: int) -> bool:
+    """Tell whether a mini-batch splits over the copies, or SkyRL lets a remainder pass: checks 7 and 10, and its dispatch, which
+    takes no step that does not split."""
+    step, mini = keys[_STEP] * keys[_SAMPLES], keys[key] * keys[_SAMPLES]
+    each = mini // copies
+    return not mini % copies or (each > 0 and step % copies == 0 and step // copies % each == 0)
+
+
+def _update(keys: Reader, key: str, copies: int) -> int:
+    """The sequences of an update, of a mini-batch that fits."""
+    mini = keys[key] * keys[_SAMPLES]
+    size = mini if is_of_2026(keys) else mini // copies * copies
+    if size < mini:
+        step = keys[_STEP] * keys[_SAMPLES]
+        keys.warn(
+            f"{key}={keys[key]} is {mini} sequences, which do not split over {copies} devices: as in SkyRL of 2025, each gets "
+            f"{mini // copies}, and a step has {step // size} updates of {size} sequences rather than {step // mini} of {mini}"
+        )
+    return size
 
 
 def _does_not_split(keys: Reader, key: str, copies: int) -> None:

@@ -42,7 +42,7 @@ def program_reads_rows(keys: Reader) -> bool:
 def plays(keys: Reader) -> bool:
     """Return True when episodes are played in environments of the package. Single-turn conversations are scored by reward terms,
     which need no package and run model-written code in a sandbox."""
-    name = keys[CLASS]
+    name = keys[CLASS] or ""
     only_played = name in ("gsm8k_multi_turn", "searchcode") or ":" in name or name in of_checkout()
     return keys["generator.max_turns"] > 1 or only_played or keys.written(_OURS)
 
@@ -165,6 +165,9 @@ def _open_run(keys: Reader) -> dict[str, Any]:
 def _package(keys: Reader) -> dict[str, Any]:
     """The environment of skyrl-gym, and what is written for it and for those that rows name."""
     name = keys[CLASS]
+    if name is None:
+        names_none(keys)
+        return {}
     _check_class(keys, name)
     fields: dict[str, Any] = {"environment.name": "skyrl_gym", "environment.settings.env_class": name}
     for other, where in of_checkout().items():  # rows may name each of them
@@ -179,6 +182,14 @@ def _package(keys: Reader) -> dict[str, Any]:
                 if keys.written(f"{SECTION}.{other}.{option}"):
                     fields[f"environment.settings.configs.{other}.{option}"] = value
     return fields
+
+
+def names_none(keys: Reader) -> None:
+    """Report that a null stands where an environment must: its rows' own are not read where they are the only ones."""
+    what = (
+        f"{CLASS} is null, which goes with a program whose own generator plays: nothing says what scores the responses"
+    )
+    keys.problem(what, key=CLASS, fix=f"name the environment of your rows, such as {CLASS}=gsm8k")
 
 
 def _check_class(keys: Reader, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.dialects.metric_names import tracking
 from posttrain.dialects.reader import Reader
-from posttrain.dialects.skyrl.rules.environment import SECTION, plays, program_reads_rows
+from posttrain.dialects.skyrl.rules.environment import SECTION, names_none, plays, program_reads_rows
 from posttrain.dialects.skyrl.rules.look import get, ignore_all
 from posttrain.dialects.skyrl.strategies import SHARDED
 from posttrain.errors import did_you_mean
@@ -102,6 +102,9 @@ def _term(keys: Reader) -> dict[str, Any]:
     name = keys[key]
     if keys.written("posttrain.reward.terms"):
         keys.ignore(key, "posttrain.reward.terms says what scores responses")
+        return SCORERS["gsm8k"]
+    if name is None:
+        names_none(keys)
         return SCORERS["gsm8k"]
     options = _env_config(keys, name)
     if name in SCORERS:

@@ -63,8 +63,8 @@ def _check_parameters(keys: Reader, section: str) -> None:
     logprobs, backend = get(keys, f"{section}.logprobs"), name_of(keys, "generator.backend")
     key = f"{section}.logprobs"
     if logprobs is not None:
-        if logprobs != 0:
-            what = f"{key} must be null or 0 (the sampled token's alone), not {logprobs}"
+        if logprobs not in (0, 1):  # since 2026 SkyRL takes 1 as 0
+            what = f"{key} must be null, 0 or 1 (the sampled token's alone), not {logprobs}"
             keys.problem(what, key=key, fix=f"use {key}=0")
         if not keys["generator.batched"] and not is_of_2026(keys):
             what = f"{key} needs generator.batched=true in SkyRL, and it is false"

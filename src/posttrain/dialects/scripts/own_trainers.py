@@ -1,0 +1,63 @@
+"""Trainers that a program puts in the place of SkyRL's: parsed, and taken as SkyRL's where they make its calls. None is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from posttrain.checkout_files import file_of, parsed
+from posttrain.dialects.scripts.own_loops import listed, own_calls
+from posttrain.dialects.scripts.own_sources import imports_of
+from posttrain.dialects.scripts.peer_trainers import SKYRL_LOOP_CALLS, SKYRL_REPLACED, SKYRL_STEP
+
+_MODULE = re.compile(r"skyrl(_train|\.train)\.trainer")
+
+
+def difference(name: str, file: Path, roots: Sequence[Path]) -> str:
+    """Say in which way a trainer, as the file names it, differs from SkyRL's RayPPOTrainer; "" for one whose loop makes the calls
+    of a step and no others than SkyRL's."""
+    found = _class_of(name, file, roots)
+    if found is None:
+        return f"{name} is not here"
+    definition, place = found
+    title = f"{name} (line {definition.lineno} of {place})"
+    base = ast.unparse(definition.bases[0]).rpartition(".")[2] if len(definition.bases) == 1 else ""
+    source = parsed(place)
+    given = imports_of(source).get(base) if source is not None else None
+    if given is None or given.name != "RayPPOTrainer" or not _MODULE.fullmatch(given.module):
+        return f"{title} does not derive from SkyRL's RayPPOTrainer alone"
+    methods = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for method in methods.values():
+        if method.name not in SKYRL_REPLACED:
+            return f"{name}.{method.name} (line {method.lineno} of {place}) is not SkyRL's"
+        # Methods of SkyRL's that the loop calls are those of the base; the class has no others of its own
+        if calls := own_calls(method, set(), SKYRL_LOOP_CALLS):
+            return (
+                f"{name}.{method.name} (line {method.lineno} of {place}) calls {listed(calls)}, which SkyRL's does not"
+            )
+    if "train" in methods and (missing := [each for each in SKYRL_STEP if each not in _called(methods["train"])]):
+        return (
+            f"{name}.train (line {methods['train'].lineno} of {place}) does not call {missing[0]}, which SkyRL's does"
+        )
+    return ""
+
+
+def _class_of(name: str, file: Path, roots: Sequence[Path]) -> tuple[ast.ClassDef, Path] | None:
+    """The definition of a class in a file, or in the one that it imports the class from."""
+    source = parsed(file)
+    if source is None:
+        return None
+    given = imports_of(source).get(name)
+    if given is not None:
+        place = file_of(given.module, file, roots)
+        source, name = (parsed(place) if place is not None else None), given.name
+        file = place or file
+    found = (each for each in source.body if isinstance(each, ast.ClassDef) and each.name == name) if source else ()
+    definition = next(iter(found), None)
+    return None if definition is None else (definition, file)
+
+
+def _called(method: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    return {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(method) if isinstance(node, ast.Call)}

@@ -1,0 +1,67 @@
+"""Trainers that programs put in the place of SkyRL's: taken as SkyRL's, or refused with their difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.dialects.scripts.launch import Launch, read_script
+from posttrain.errors import ConfigError
+
+MAIN = """
+from skyrl_train.entrypoints.main_base import BasePPOExp
+from .parts import OwnTrainer
+
+class Exp(BasePPOExp):
+    def get_trainer(self, *parts):
+        return OwnTrainer(*parts)
+"""
+IMPORT = "import random\nfrom skyrl_train.trainer import RayPPOTrainer\n\nclass OwnTrainer(RayPPOTrainer):\n"
+STEP = """    def train(self):
+        for prompts in tqdm(self.train_dataloader):
+            with Timer("step"):
+                output = asyncio.run(self.generate(prompts))
+                batch = self.convert_to_training_input(output)
+                batch = self.fwd_logprobs_values_reward(batch)
+                batch = self.compute_advantages_and_returns(batch)
+                self.train_critic_and_policy(batch)
+                self.tracker.log(self.all_metrics)
+"""
+
+
+def launched(folder: Path, trainer: str, **files: str) -> Launch:
+    for name, text in {"mine": MAIN, "parts": trainer, **files}.items():
+        (folder / f"{name}.py").write_text(text)
+    script = folder / "run.sh"
+    script.write_text("python3 mine.py trainer.logger=console\n")
+    return read_script(str(script), (), {}, folder=folder)
+
+
+def test_a_loop_that_makes_the_calls_of_skyrls_is_skyrls(tmp_path: Path) -> None:
+    launch = launched(tmp_path, IMPORT + STEP)
+    assert launch.arguments == ("trainer.logger=console",)
+    assert "OwnTrainer makes the calls of SkyRL's trainer and no others; it is not called" in launch.notes
+
+
+SHUFFLES = f"{IMPORT}{STEP}                random.shuffle_rows(batch)\n"
+SAMPLES_ALONE = IMPORT + STEP.replace("self.train_critic_and_policy(batch)", "pass")
+ESTIMATES = f"{IMPORT}    def compute_advantages_and_returns(self, batch): ...\n"
+ANOTHER = "from other import RayPPOTrainer\nclass OwnTrainer(RayPPOTrainer): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "difference"),
+    [
+        (SHUFFLES, r"OwnTrainer.train \(line 5 of .*parts.py\) calls shuffle_rows \(line 14\)"),
+        (SAMPLES_ALONE, "does not call train_critic_and_policy, which SkyRL's does"),
+        (ESTIMATES, r"OwnTrainer.compute_advantages_and_returns \(line 5 of .*\) is not SkyRL's"),
+        ("class OwnTrainer:\n    def train(self): ...\n", "does not derive from SkyRL's RayPPOTrainer alone"),
+        (ANOTHER, "does not derive from SkyRL's RayPPOTrainer alone"),
+        ("", "OwnTrainer is not here"),
+    ],
+)
+def test_another_loop_is_refused_with_its_difference(tmp_path: Path, trainer: str, difference: str) -> None:
+    with pytest.raises(ConfigError, match=difference) as raised:
+        launched(tmp_path, trainer)
+    assert "Exp.get_trainer (line 6 of" in str(raised.value)
