@@ -1,4 +1,4 @@
-"""Made-up texts of full length, as a dataset class of SFT (data.dataset_class_file=pkg://posttrain.data.full_length).
+"""Made-up texts and prompts of full length, as dataset classes (data.dataset_class_file=pkg://posttrain.data.full_length).
 
 A run of a few steps on them shows whether the longest step that real data can bring fits, and how long it takes.
 """
@@ -30,3 +30,21 @@ class FullLengthTexts:
     def __getitem__(self, index: int) -> dict[str, Any]:
         ids = np.random.default_rng(index).integers(0, self._vocabulary, self._tokens)
         return {"input_ids": ids, "loss_mask": np.ones(self._tokens, dtype=bool)}
+
+
+class FullLengthPrompts:
+    """``rows`` prompts of ``tokens`` random tokens each, for reinforcement learning; the same in every run.
+
+    Args: config, the mapping ``rows`` and ``tokens`` (data.dataset_class_options); no file is read.
+    """
+
+    def __init__(self, data_files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any]):
+        self._vocabulary = len(tokenizer)
+        self._rows, self._tokens = int(config["rows"]), int(config["tokens"])
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = np.random.default_rng(index).integers(0, self._vocabulary, self._tokens)
+        return {"raw_prompt_ids": ids.tolist(), "data_source": "full_length", "extra_info": {"index": index}}

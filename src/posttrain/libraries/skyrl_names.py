@@ -13,6 +13,7 @@ RUN_CODE = ("lcb", "searchcode")
 # Their episodes depend on the row and the actions alone, so one is saved as its actions.
 REPLAYED = ("aime", "gsm8k", "gsm8k_multi_turn", "text2sql")
 ROWS = "ProgramRows"  # the class of rows that a program on SkyRL reads itself (envs/skyrl_program/rows.py)
+FULL_LENGTH = "FullLengthPrompts"  # the class of prompts of SkyRL's program full_context (data/full_length.py)
 
 # The package of a fork, from the folders of its checkout.
 _CHECKOUTS = ("skyrl-gym/skyrl_gym", "../skyrl-gym/skyrl_gym", "skyrl_gym")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from posttrain.config.sft import SftDataConfig
+from posttrain.data.full_length import FullLengthPrompts
 from posttrain.data.own_dataset import load_own_texts
 from posttrain.data.sft_rows import own_class_file_problems
 from posttrain.errors import DataError
@@ -25,6 +26,15 @@ def test_every_text_is_as_long_as_a_run_allows() -> None:
     assert [list(text.token_ids) for text in first] == [list(text.token_ids) for text in second]
     assert len({tuple(text.token_ids) for text in first}) == 3
     assert all(0 <= token < len(tokenizer) for text in first for token in text.token_ids)
+
+
+def test_every_prompt_is_as_long_as_a_run_allows() -> None:
+    tokenizer = tiny_tokenizer()
+    first, second = (FullLengthPrompts([], tokenizer, {"rows": 3, "tokens": 24}) for _ in range(2))
+    ids = [first[index]["raw_prompt_ids"] for index in range(len(first))]
+    assert [len(each) for each in ids] == [24] * 3 and len({tuple(each) for each in ids}) == 3
+    assert ids == [second[index]["raw_prompt_ids"] for index in range(3)]
+    assert all(0 <= token < len(tokenizer) for each in ids for token in each)
 
 
 def test_a_module_that_is_not_there_is_named() -> None:

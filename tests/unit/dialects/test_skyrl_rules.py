@@ -1037,3 +1037,41 @@ def test_an_environment_of_null_needs_a_program(turns: int) -> None:
                "+posttrain.environment.settings.folder=.")  # fmt: skip
     played = read("environment.env_class=null", f"{G}.max_turns={turns}", f"{G}.batched=false", *program)
     assert not played.problems and played.config.environment.settings.get("env_class") is None
+
+
+TRIAL = ("+posttrain.data.dataset_class_file=pkg://posttrain.data.full_length",
+         "+posttrain.data.dataset_class_name=FullLengthPrompts", f"{T}.train_batch_size=512")  # fmt: skip
+
+
+def test_a_trial_makes_its_rows_up_and_keeps_nothing() -> None:
+    """One row per prompt of a step, of the longest prompt (512 tokens by default); its length is that of num_dummy_steps."""
+    made = read(*TRIAL, f"{T}.num_dummy_steps=3", "data.train_data=[gone.parquet]", f"{T}.ckpt_interval=5")
+    assert not made.problems
+    config = made.config
+    assert (config.data.train_files, config.data.dataset_class_options) == ([], {"rows": 512, "tokens": 512})
+    assert (config.run.total_steps, config.rollout.ignore_eos, config.run.resume) == (3, True, "never")
+    assert [term.name for term in config.reward.terms] == ["chance"]
+    assert config.checkpoint.every_steps is None and not config.validation.before_training
+    assert {"data.train_data", f"{T}.ckpt_interval"} <= {each.key for each in made.ignored}
+    assert any("nothing is learned" in each for each in made.warnings)
+
+
+PLAYED = (f"{G}.max_turns=2", f"{G}.batched=false", "environment.env_class=search")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((f"{T}.num_dummy_steps=0",), "num_dummy_steps must be at least 1, not 0"),
+        ((), "num_dummy_steps must be at least 1, not None"),
+        ((f"{T}.num_dummy_steps=3", *PLAYED), "a trial on made-up rows has one turn"),
+    ],
+)  # fmt: skip
+def test_trials_that_cannot_be(given: tuple[str, ...], said: str) -> None:
+    assert any(said in each.what for each in read(*TRIAL, *given).problems)
+
+
+def test_steps_of_a_trial_are_ignored_in_another_run() -> None:
+    plain = read(f"{T}.num_dummy_steps=3")
+    assert not plain.problems and plain.config.run.total_steps is None
+    assert f"{T}.num_dummy_steps" in {each.key for each in plain.ignored}

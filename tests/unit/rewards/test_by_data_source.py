@@ -123,6 +123,7 @@ def test_with_a_reward_model_no_term_has_to_count():
         ("length", {"min_characters": 5, "max_characters": 3}, "no length lies between"),
         ("length", {"ramp_characters": 0}, "ramp_characters is 0; use at least 1"),
         ("repetition", {"words": 0}, "words is 0; use at least 1"),
+        ("chance", {"share": 1.5}, "share is 1.5; use a number from 0 to 1"),
         ("search", {"max_answer_tags": 1.5}, "max_answer_tags is 1.5"),
         ("multiple_choice", {"boxed": "yes"}, "boxed is 'yes'; input should be a valid boolean"),
     ],

@@ -69,6 +69,7 @@ RULES: list[tuple[str, Any, dict[str, Any]]] = [
     ("ifeval", {"func_name": "validate_title"}, {}),
     ("length", None, {"max_characters": 100}),
     ("repetition", None, {}),
+    ("chance", None, {}),
 ]
 
 
@@ -404,6 +405,14 @@ def test_length_and_repetition() -> None:
     # 4 three-word sequences, 2 different ("a b a", "b a b"): -0.5 * (1 - 2/4)
     assert score("repetition", None, "a b A b a b") == -0.25
     assert score("repetition", None, "a b") == score("repetition", None, "") == 0.0
+
+
+def test_chance_rewards_a_share_of_all_responses() -> None:
+    """Of 2,000 responses a quarter, 500, within four standard deviations: 4 * sqrt(2000 * 0.25 * 0.75) = 77."""
+    scores = [score("chance", None, f"response {number}", share=0.25) for number in range(2000)]
+    assert set(scores) == {0.0, 1.0} and abs(sum(scores) - 500) < 77
+    assert scores[:5] == [score("chance", None, f"response {number}", share=0.25) for number in range(5)]
+    assert score("chance", None, "x", share=0.0) == 0 and score("chance", None, "x", share=1.0) == 1
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math", "math_dapo", "prime_math", "geo3k", "search", "multiple_choice"])

@@ -71,6 +71,11 @@ SKYRL_PARTS: dict[str, tuple[str, ...]] = {
     "AsyncRayPPOTrainer": ("+posttrain.asynchronous.mode=one_step",),
     "FullyAsyncRayPPOTrainer": ("++trainer.fully_async.enabled=true",),
     "FullyAsyncDAPOTrainer": ("++trainer.fully_async.enabled=true",),
+    # A few steps on rows of full length
+    "FullCtxTrainer": (
+        "+posttrain.data.dataset_class_file='pkg://posttrain.data.full_length'",
+        "+posttrain.data.dataset_class_name=FullLengthPrompts",
+    ),
 }
 # Calls of verl's own RayPPOTrainer, by the last name. A loop that calls others computes something that verl's does not.
 LOOP_CALLS = frozenset(

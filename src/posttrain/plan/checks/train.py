@@ -64,7 +64,13 @@ def unsupported(config: RunConfig) -> list[Problem]:
 
 
 def _rules(config: RunConfig) -> Iterator[Problem]:
-    if not config.data.train_files and config.environment.train_episodes is None and not config.validation.only:
+    reads = config.data.dataset_class_file is None  # a class of one's own may make its rows up
+    if (
+        reads
+        and not config.data.train_files
+        and config.environment.train_episodes is None
+        and not config.validation.only
+    ):
         fix = "write data.train_files: [FILE, ...]; environments without data have environment.train_episodes"
         yield Problem("there is no training file", fix=fix, field="data.train_files")
     if config.rollout.temperature == 0:

@@ -105,6 +105,7 @@ SKYRL = "from skyrl_train.entrypoints.main_base import BasePPOExp\nclass E(BaseP
     [
         ("get_trainer", "FullyAsyncRayPPOTrainer", "++trainer.fully_async.enabled=true"),
         ("get_trainer", "AsyncRayPPOTrainer", "+posttrain.asynchronous.mode=one_step"),
+        ("get_trainer", "FullCtxTrainer", "+posttrain.data.dataset_class_name=FullLengthPrompts"),
         ("get_generator", "StepWiseGenerator", "++trainer.step_wise_training=true"),
         ("get_generator", "SkyRLGymHTTPGenerator", "++generator.enable_http_endpoint=false"),
         ("get_generator", "VerifiersGenerator", "+posttrain.environment.name=verifiers"),

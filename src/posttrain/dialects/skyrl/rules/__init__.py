@@ -15,6 +15,7 @@ from posttrain.dialects.skyrl.rules.placement import placement
 from posttrain.dialects.skyrl.rules.roles import roles
 from posttrain.dialects.skyrl.rules.sampling import sampling
 from posttrain.dialects.skyrl.rules.teachers import on_devices, teachers
+from posttrain.dialects.skyrl.rules.trial import trial
 
 
 def rules(keys: Reader) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     if by_arctic:
         fields |= arctic.warmup(keys)
     run.precision(keys)
-    return fields
+    return fields | trial(keys)
 
 
 __all__ = ["rules"]
