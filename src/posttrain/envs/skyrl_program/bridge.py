@@ -83,7 +83,8 @@ def play_one(generator: Any) -> None:
     """Let a runner of skyrl-agent's inside a generator, which plays all trajectories of a row by itself, play one: the run asks
     for each of them."""
     for runner in getattr(generator, "__dict__", {}).values():
-        settings = getattr(getattr(runner, "cfg", None), "generator", None)
+        settings: Any = getattr(getattr(runner, "cfg", None), "generator", None)
+        each: Any
         for each in (settings, getattr(settings, "val_config", None)):
             if getattr(each, "num_trajectories", None) is not None:
                 each.num_trajectories = 1
