@@ -19,7 +19,7 @@ from posttrain.dialects.scripts.own_environments import registered_environments
 from posttrain.dialects.scripts.own_loops import listed, own_calls, with_loop
 from posttrain.dialects.scripts.own_options import options_of
 from posttrain.dialects.scripts.own_sources import imports_of
-from posttrain.dialects.scripts.own_trainers import difference
+from posttrain.dialects.scripts.own_trainers import difference, own_manager
 from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, RUN_CALLS, SKYRL_PARTS, Peer
 from posttrain.dialects.scripts.trainers import GENERATES, Trainer, keys_asked_by, trainer_of
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
@@ -252,6 +252,8 @@ def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _
         )
     if peer.dialect == "skyrl" and "run" in own:
         _look_at_run(own, f"{definition.name} (line {own['run'].lineno} of {file})", replaced)
+    if peer.dialect == "verl" and (plays := own_manager(definition, file, replaced.roots)):
+        replaced.refused = replaced.refused or plays
     for name in overridden:
         _look_at_method(own[name], f"{definition.name}.{name}", file, peer, replaced, set(own))
 

@@ -1,4 +1,7 @@
-"""Trainers that a program puts in the place of SkyRL's: parsed, and taken as SkyRL's where they make its calls. None is run."""
+"""Trainers that a program puts in the place of the peer's, and what they play episodes by: parsed, never run.
+
+One of SkyRL's that makes its calls is taken as SkyRL's.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,30 @@ def difference(name: str, file: Path, roots: Sequence[Path]) -> str:
             f"{name}.train (line {methods['train'].lineno} of {place}) does not call {missing[0]}, which SkyRL's does"
         )
     return ""
+
+
+def own_manager(definition: ast.ClassDef, file: Path, roots: Sequence[Path]) -> str:
+    """Name the class of a checkout that a trainer on verl's makes its ``async_rollout_manager``, and that plays episodes by a
+    ``generate_sequences`` of its own; "" where there is none."""
+    source = parsed(file)
+    imported = imports_of(source) if source is not None else {}
+    for node in ast.walk(definition):
+        made = node.value if isinstance(node, ast.Assign) else None
+        if not (isinstance(node, ast.Assign) and isinstance(made, ast.Call) and isinstance(made.func, ast.Name)):
+            continue
+        if not any(isinstance(each, ast.Attribute) and each.attr == "async_rollout_manager" for each in node.targets):
+            continue
+        given = imported.get(made.func.id)
+        if given is not None and given.module.startswith("verl."):
+            continue
+        found = _class_of(made.func.id, file, roots)
+        if found is not None and "generate_sequences" in _methods(found[0]):
+            return f"{made.func.id} (line {found[0].lineno} of {found[1]}) plays its episodes, in a way of its own"
+    return ""
+
+
+def _methods(definition: ast.ClassDef) -> set[str]:
+    return {each.name for each in definition.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def _class_of(name: str, file: Path, roots: Sequence[Path]) -> tuple[ast.ClassDef, Path] | None:

@@ -65,3 +65,34 @@ def test_another_loop_is_refused_with_its_difference(tmp_path: Path, trainer: st
     with pytest.raises(ConfigError, match=difference) as raised:
         launched(tmp_path, trainer)
     assert "Exp.get_trainer (line 6 of" in str(raised.value)
+
+
+MANAGED = """
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+class OwnTrainer(RayPPOTrainer):
+    def init_workers(self):
+        from {module} import {name}
+        self.async_rollout_manager = {name}(self.config)
+"""
+MANAGER = "class OwnManager(AgentLoopManager):\n    def {method}(self, prompts): ...\n"
+
+
+def test_episodes_of_a_trainers_own_manager_are_not_verls(tmp_path: Path) -> None:
+    """skyrl-agent's trainer on verl: its loop makes verl's calls, and its manager plays by its own agents."""
+    trainer = MANAGED.format(module=".managers", name="OwnManager")
+    with pytest.raises(
+        ConfigError, match=r"OwnManager \(line 1 of .*managers.py\) plays its episodes, in a way of its own"
+    ):
+        launched(
+            tmp_path,
+            trainer,
+            mine="from .parts import OwnTrainer\n",
+            managers=MANAGER.format(method="generate_sequences"),
+        )
+    for module, method in ((".managers", "wake_up"), ("verl.experimental.agent_loop", "generate_sequences")):
+        trainer = MANAGED.format(module=module, name="OwnManager")
+        found = launched(
+            tmp_path, trainer, mine="from .parts import OwnTrainer\n", managers=MANAGER.format(method=method)
+        )
+        assert found.dialect == "verl"
