@@ -1,18 +1,20 @@
-"""Products of bfloat16 matrices that are added up in float32, or rounded where that costs little."""
+"""Products of bfloat16 matrices whose results are float32, or rounded where that costs little."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from posttrain.libraries.cpu_kernels.load import kernels_for
+from posttrain.libraries.cpu_kernels.load import int16_products_for, kernels_for
 from posttrain.libraries.processor import multiplies_bfloat16_slowly
 
 SHIFT_COLUMNS = 3  # bfloat16 numbers of 8 digits each, for the 24 of a float32
 
 
 def widens(hidden: Tensor) -> bool:
-    """Return True for bfloat16 tensors whose products are faster as those of float32 copies, on this CPU."""
+    """Return True for bfloat16 tensors whose products are faster as those of other numbers, on this CPU."""
     return hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu" and multiplies_bfloat16_slowly()
 
 
@@ -33,6 +35,32 @@ def exact_product(left: Tensor, right: Tensor) -> Tensor:
         return left.float() @ right.float()
     finally:
         matmul.fp32_precision = before
+
+
+def close_product(left: Tensor, right: Tensor) -> Tensor:
+    """Compute left @ right with a float32 result, exactly or, where whole numbers are multiplied faster, to 2e-4 of its norm."""
+    kernels = int16_products_for(left, right)
+    return exact_product(left, right) if kernels is None else kernels.product(left, kernels.pack(right.T), wide=True)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to a float32 tensor. Args: left, float32; right, bfloat16 that ``widens``."""
+    kernels = int16_products_for(right)
+    if kernels is None:
+        total.addmm_(left, right.float())
+    else:
+        total += kernels.product(left, kernels.pack(right.T))
+
+
+def turned_product(right: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function from left, float32 [N, columns], to left.T @ right, in float32. Args: right [N, H], bfloat16 that
+    ``widens``."""
+    kernels = int16_products_for(right)
+    if kernels is None:
+        wide = right.float()
+        return lambda left: left.T @ wide
+    packed = kernels.pack(right.T)
+    return lambda left: kernels.packed_product(kernels.pack(left.T), packed, torch.float32)
 
 
 def with_shift(hidden: Tensor, shift: Tensor) -> Tensor:

@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posttrain.algos import logprobs
-from posttrain.algos.exact_products import add_to, exact_product, widens, with_ones, with_shift
+from posttrain.algos.exact_products import (
+    add_product,
+    add_to,
+    close_product,
+    exact_product,
+    turned_product,
+    widens,
+    with_ones,
+    with_shift,
+)
 from posttrain.algos.kl_full import vocabulary_kl
 from posttrain.errors import ShapeError
 from posttrain.libraries.cpu_kernels.load import kernels_for
@@ -60,9 +69,9 @@ def score_tokens(
 
     Gradients reach hidden, weight and bias, through the log-probs, the KL and, with ``entropy_gradient``, the entropy. Sums
     run in float32 at least. bfloat16 inputs are multiplied exactly and added up in float32: their logits are not rounded to
-    bfloat16, as the model's own forward pass would. Where only rounding products are fast (``_rounds``) and there is no
-    reference, each logit's distance to the target's is rounded instead, which is small for every token that is about as likely
-    as the target. Gradients are rounded to the dtype of what they belong to.
+    bfloat16, as the model's own forward pass would. Without a reference, they are rounded less where that is faster: by
+    ``close_product``, or (``_rounds``) by rounding each logit's distance to the target's, which is small for every token that is
+    about as likely as the target. Gradients are rounded to the dtype of what they belong to.
 
     Args: hidden [N, H]; targets [N] int64; temperature > 0; reference: hidden states [N, H'] and head of another model over
         the same vocabulary, which get no gradient.
@@ -146,7 +155,7 @@ class _ScoreTokens(torch.autograd.Function):
             x = (
                 less_target @ with_ones(weight[_columns(number)]).T
                 if shifted
-                else _tile(hidden, head, temperature, number)
+                else _tile(hidden, head, temperature, number, exact=reference is not None)
             )
             kernels = kernels_for(x) if reference is None else None
             if kernels is not None:
@@ -214,11 +223,12 @@ class _ScoreTokens(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if for_hidden else None
         grad_weight = torch.empty_like(weight) if for_weight else None
         grad_bias = torch.empty_like(bias) if for_bias else None
+        times_hidden = None
         for number in range(-(-weight.shape[0] // COLUMNS)):
             tile = _columns(number)
             x = ctx.kept.pop(number, None)  # not for a second backward pass: it is written over
             if x is None or x.dtype != lse.dtype:
-                x = _tile(hidden, head, temperature, number)
+                x = _tile(hidden, head, temperature, number, exact=ctx.reference is not None)
             kernels = kernels_for(x) if of_kl is None and head.softcap is None else None
             if kernels is not None:
                 at_target = -of_logprobs * scores.expm1()
@@ -258,9 +268,10 @@ class _ScoreTokens(torch.autograd.Function):
                 grad_bias[tile] = gradient.sum(dim=0)
             if widens(hidden):
                 if grad_hidden is not None:
-                    grad_hidden.addmm_(gradient, weight[tile].float())
+                    add_product(grad_hidden, gradient, weight[tile])
                 if grad_weight is not None:
-                    grad_weight[tile] = gradient.T @ hidden.float()
+                    times_hidden = times_hidden or turned_product(hidden)
+                    grad_weight[tile] = times_hidden(gradient)
                 del x, gradient
                 continue
             gradient = gradient.to(hidden.dtype)
@@ -344,9 +355,10 @@ def _columns(number: int) -> slice:
     return slice(number * COLUMNS, (number + 1) * COLUMNS)
 
 
-def _tile(hidden: Tensor, head: Head, temperature: float, number: int) -> Tensor:
+def _tile(hidden: Tensor, head: Head, temperature: float, number: int, *, exact: bool = True) -> Tensor:
     """logits / temperature of one tile, [N, COLUMNS or fewer]; free to be written over."""
-    x = exact_product(hidden, head.weight[_columns(number)].T)
+    product = exact_product if exact else close_product
+    x = product(hidden, head.weight[_columns(number)].T)
     if head.bias is not None:
         x.add_(head.bias[_columns(number)])
     if head.softcap is not None:

@@ -28,3 +28,9 @@ def multiplies_bfloat16_slowly() -> bool:
     """
     words = set(processor().split())
     return "GenuineIntel" in words and "avx512f" in words and "amx_bf16" not in words
+
+
+def multiplies_int16_faster() -> bool:
+    """Return True for processors that complete products of pairs of whole numbers of 16 bits, added up in 32 bits, at twice the
+    rate of float32 numbers, and those of bfloat16 numbers at half that rate."""
+    return multiplies_bfloat16_slowly() and "avx512_vnni" in processor().split()

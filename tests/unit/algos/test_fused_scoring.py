@@ -328,10 +328,10 @@ def test_tiles_that_are_kept_change_no_gradient(
 
     def counted(left: Tensor, right: Tensor) -> Tensor:
         products.append(right.shape)
-        return exact_products.exact_product(left, right)
+        return exact_products.close_product(left, right)
 
     exact = _gradients(torch.float64)
-    monkeypatch.setattr(fused_scoring, "exact_product", counted)
+    monkeypatch.setattr(fused_scoring, "close_product", counted)
     tile = N * columns * (4 if dtype == torch.float32 or exact_products.multiplies_bfloat16_slowly() else 2)
     tiles = -(-VOCABULARY // columns)
     for kept_bytes, kept in ((0, 0), (2 * tile, min(2, tiles)), (1 << 20, tiles)):
@@ -354,11 +354,11 @@ def test_without_gradient_no_tile_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     alive = []
 
     def watched(*given: Any) -> Tensor:
-        tile = exact_products.exact_product(*given)
+        tile = exact_products.close_product(*given)
         alive.append(weakref.ref(tile))
         return tile
 
-    monkeypatch.setattr(fused_scoring, "exact_product", watched)
+    monkeypatch.setattr(fused_scoring, "close_product", watched)
     hidden, head, targets, *_ = make("plain", torch.float32)
     with torch.no_grad():
         scores = score_tokens(hidden, head, targets, temperature=1.0)

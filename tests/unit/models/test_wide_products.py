@@ -1,18 +1,29 @@
-"""bfloat16 layers that are multiplied in float32 give what the layers give, rounded once."""
+"""bfloat16 layers that are multiplied as other numbers give what the layers give, rounded once."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
+from posttrain.libraries.cpu_kernels.load import int16_products_for, without_kernels
 from posttrain.models import wide_products
 from posttrain.models.wide_products import FEWEST_ROWS, wide_linear, widen_products
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_are_the_exact_ones_rounded_once(bias: bool) -> None:
+@pytest.mark.parametrize("whole_numbers", [False, True])
+def test_values_and_gradients_are_the_exact_ones_rounded_once(whole_numbers: bool, bias: bool) -> None:
     torch.manual_seed(0)
+    if whole_numbers and int16_products_for(torch.ones(1).bfloat16()) is None:
+        pytest.skip("this processor multiplies them no faster")
+    with nullcontext() if whole_numbers else without_kernels():
+        _exact_but_rounded_once(bias, 1e-4 if whole_numbers else 0)
+
+
+def _exact_but_rounded_once(bias: bool, rounding: float) -> None:
     sizes = ((2, 5, 32), (48, 32), (48,))
     tensors = [torch.randn(size).bfloat16().requires_grad_() for size in sizes[: 2 + bias]]
     exact = [each.detach().double().requires_grad_() for each in tensors]
@@ -23,8 +34,9 @@ def test_values_and_gradients_are_the_exact_ones_rounded_once(bias: bool) -> Non
     true.backward(grad.double())
     for ours, theirs in ((output, true), *((one.grad, other.grad) for one, other in zip(tensors, exact, strict=True))):
         assert ours.dtype == torch.bfloat16
-        # Half a step of bfloat16's 8 digits, and float32's rounding of numbers that cancel
-        assert (ours.double() - theirs).abs().le(theirs.abs() * 2**-8 + 1e-5).all()
+        # Half a step of bfloat16's 8 digits, and roundings of numbers that cancel: float32's, and whole numbers'
+        apart = 1e-5 + 6 * rounding * theirs.square().mean().sqrt()
+        assert (ours.double() - theirs).abs().le(theirs.abs() * 2**-8 + apart).all()
 
 
 def test_only_what_is_asked_for() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posttrain.libraries.cpu_kernels.attention import AttentionKernels, load_attention
 from posttrain.libraries.cpu_kernels.build import compiled_library
+from posttrain.libraries.cpu_kernels.int16_products import Int16Products, load_int16_products
 from posttrain.libraries.cpu_kernels.trial import difference
 from posttrain.libraries.cpu_kernels.update import DTYPES, SOURCE, UpdateKernels
 
@@ -44,6 +45,12 @@ def attention_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels
     """Return the kernels for attention of [tokens, heads, dim]; None where torch's operations are to be used."""
     found = load_attention(query.dtype) if _may_take((query, key, value)) else None
     return found if isinstance(found, AttentionKernels) and found.takes(query, key) else None
+
+
+def int16_products_for(*tensors: Tensor) -> Int16Products | None:
+    """Return the kernels for products of bfloat16 matrices on the CPU; None where torch's are faster, or to be used."""
+    found = load_int16_products() if tensors[0].dtype == torch.bfloat16 and _may_take(tensors) else None
+    return found if isinstance(found, Int16Products) else None
 
 
 def _may_take(tensors: tuple[Tensor, ...]) -> bool:

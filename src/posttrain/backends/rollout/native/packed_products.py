@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from posttrain.libraries.cpu_kernels.build import compiled_library
+from posttrain.libraries.cpu_kernels.int16_products import Int16Products, ProductArguments, load_int16_products
 
 SOURCE = Path(__file__).with_name("products.cpp")
 NAME = "posttrain::product"  # in profiles
@@ -56,16 +57,6 @@ def load_product_kernels(dtype: torch.dtype, weights: Weights) -> ProductKernels
     return kernels
 
 
-class _Product(ctypes.Structure):
-    """Arguments of a product, as in products.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "packed", "scales", "biases")),
-        *((name, ctypes.c_int64) for name in ("inputs", "outputs")),
-        ("y", ctypes.c_void_p),
-    )
-
-
 class ProductKernels:
     """Products of rows of one dtype, on a CPU, with one kind of packed weights."""
 
@@ -76,7 +67,7 @@ class ProductKernels:
         pointer, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._pack, self.multiply = getattr(library, f"pack_{name}"), getattr(library, f"product_{name}")
         self._pack.argtypes = (pointer, number, number, pointer, threads)
-        self.multiply.argtypes = (ctypes.POINTER(_Product), number, threads)
+        self.multiply.argtypes = (ctypes.POINTER(ProductArguments), number, threads)
         self._pack.restype = self.multiply.restype = None
         library.panel_columns.restype = number
         self._panel: int = library.panel_columns()  # outputs that are packed together
@@ -101,11 +92,37 @@ class ProductKernels:
         return PackedProduct(self, packed, factors, added, inputs, outputs)
 
 
+class Int16Kernels:
+    """Products of bfloat16 rows with bfloat16 weights, both rounded to whole numbers of 16 bits."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, products: Int16Products):
+        self._products = products
+        self.multiply = products.multiply
+
+    def product(self, numbers: Tensor, bias: Tensor | None = None) -> PackedProduct:
+        """Return the function x -> x @ numbers^T + bias, [rows, inputs] -> [rows, outputs]. The numbers are packed, and not read
+        again. Args: numbers [outputs, inputs]; bias [outputs], added in float32."""
+        packed = self._products.pack(numbers.detach())
+        added = torch.zeros(self._products.padded(packed.vectors))
+        if bias is not None:
+            added[: packed.vectors] = bias.detach()
+        return PackedProduct(self, packed.numbers, packed.scales, added, packed.depth, packed.vectors)
+
+
+@cache
+def load_int16_kernels() -> Int16Kernels | str:
+    """Load the products of whole numbers. Returns: them, or why not."""
+    found = load_int16_products()
+    return found if isinstance(found, str) else Int16Kernels(found)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedProduct:
-    """The product of rows with packed weights, which ``ProductKernels.product`` makes."""
+    """The product of rows with packed weights, which the kernels' ``product`` makes."""
 
-    kernels: ProductKernels
+    kernels: ProductKernels | Int16Kernels
     packed: Tensor
     factors: Tensor
     added: Tensor
@@ -123,4 +140,4 @@ class PackedProduct:
     def arguments(self, x: int, y: int) -> ctypes.Structure:
         """Return the arguments of ``kernels.multiply`` for rows that begin at these addresses."""
         weights = self.packed.data_ptr(), self.factors.data_ptr(), self.added.data_ptr()
-        return _Product(x, *weights, self.inputs, self.outputs, y)
+        return ProductArguments(x, *weights, self.inputs, self.outputs, y)

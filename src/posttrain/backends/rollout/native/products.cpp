@@ -6,9 +6,8 @@
 // while some rows after others are multiplied by it; meanwhile the next tile is fetched, so that reading weights and multiplying
 // take no longer than the slower of the two. packed_products.py says what the arguments are.
 
-#include <omp.h>
-
 #include "form.h"
+#include "panels.h"
 
 #if defined(PAIRS) && defined(__AVX512VBMI__)
 #define TABLES  // bytes are looked up in tables of 128
@@ -16,14 +15,8 @@
 
 namespace {
 
-#define ALL_AT_ONCE _Pragma("GCC unroll 32")  // or the sums would not be in registers
-constexpr int WIDE = 4, TALL = 6;          // LANES of a panel, and rows, whose sums are in registers together
-constexpr int64_t PANEL = WIDE * LANES;    // columns that are packed together
-constexpr int64_t BAND = 96;               // rows whose sums are kept for a panel
 constexpr int64_t SHORT_TILE = 1 << 13;    // bytes, for up to three groups of rows
 constexpr int64_t LONG_TILE = 3 << 13;     // bytes; sums are loaded and stored less often
-constexpr int64_t LINE = 64;               // bytes of memory that are fetched at a time
-constexpr int64_t MANY_WEIGHTS = 1 << 17;  // times rows, from where another thread is worth waking
 constexpr int64_t FEW = 1;                 // rows that are multiplied in pairs as fast as in float32, or faster
 
 // Rows of bfloat16 that are multiplied as float32, a number at a time.
@@ -201,33 +194,23 @@ inline __attribute__((always_inline)) void multiply(const Part<T, W> &part, floa
         for (int block = 0; block < WIDE; block++) store(found[row][block], sums + row * PANEL + block * LANES);
 }
 
-// The same for any number of rows up to MOST.
-template <class T, class W, int LINES, int MOST = W::MOST>
-void multiply_rows(int64_t rows, const Part<T, W> &part, float *sums, const W &weights) {
-    if constexpr (MOST > 1)
-        if (rows < MOST) return multiply_rows<T, W, LINES, MOST - 1>(rows, part, sums, weights);
-    multiply<T, W, LINES, MOST>(part, sums, weights);
-}
-
 // The same for any number of rows, of which some groups fetch, between them, `lines` lines for each step of the part.
 template <class T, class W>
 void multiply_groups(int64_t rows, Part<T, W> part, float *sums, const W &weights, int64_t lines) {
-    int64_t groups = (rows + W::MOST - 1) / W::MOST;
-    // With few groups each fetches more lines, with one nothing: its panel is read in one go, as the processor foresees.
-    int64_t fetching = groups == 1 ? 0 : std::min(lines, groups < 4 ? int64_t{2} : int64_t{4});
-    int64_t each = fetching ? lines / fetching : 0, stretch = part.depth / Form<T>::STEP * each * LINE;
     const auto *all = part.rows;
-    for (int64_t group = 0; group < groups; group++) {
-        int64_t begin = rows * group / groups, count = rows * (group + 1) / groups - begin;
-        part.rows = all + begin * part.width;
-        if (group >= fetching)
-            multiply_rows<T, W, 0>(count, part, sums + begin * PANEL, weights);
-        else if (each == 1)
-            multiply_rows<T, W, 1>(count, part, sums + begin * PANEL, weights);
-        else
-            multiply_rows<T, W, 2>(count, part, sums + begin * PANEL, weights);
-        part.ahead += stretch;
-    }
+    in_groups(rows, W::MOST, lines, part.depth / Form<T>::STEP, part.ahead, [&](int64_t each, int64_t begin, int64_t count, auto ahead) {
+        part.rows = all + begin * part.width, part.ahead = ahead;
+        float *place = sums + begin * PANEL;
+        with_rows<W::MOST>(count, [&](auto number) {
+            constexpr int ROWS = number.value;
+            if (each == 0)
+                multiply<T, W, 0, ROWS>(part, place, weights);
+            else if (each == 1)
+                multiply<T, W, 1, ROWS>(part, place, weights);
+            else
+                multiply<T, W, 2, ROWS>(part, place, weights);
+        });
+    });
 }
 
 // Sums of up to BAND rows, `width` numbers each, with one panel.
@@ -300,40 +283,23 @@ void product(const Product &all, int64_t rows, int threads) {
     T *y = (T *)all.y;
     int64_t depth = all.depth, columns = all.columns;
     int64_t step = Form<T>::STEP, width = (depth + step - 1) / step * step;
-    int64_t panels = (columns + PANEL - 1) / PANEL, bands = (rows + BAND - 1) / BAND;
+    int64_t bands = (rows + BAND - 1) / BAND;
     thread_local std::vector<typename Form<T>::Factor> kept;
     const auto *of_rows = factors(x, rows, depth, width, kept, threads);
-    int64_t items = bands * panels;  // a band of rows and a panel each
-#pragma omp parallel num_threads(threads) if (rows * columns * depth >= MANY_WEIGHTS)
-    {
-        // Every thread has as many items as any other: those at the ends of its own are divided by their rows.
-        int64_t shares = omp_get_num_threads(), begin = items * omp_get_thread_num(), end = begin + items;
-        for (int64_t item = begin / shares; item * shares < end; item++) {
-            int64_t band = item / panels, panel = item % panels, first = rows * band / bands;
-            int64_t of_band = rows * (band + 1) / bands - first, passed = item * shares;
-            int64_t top = first + of_band * std::max<int64_t>(begin - passed, 0) / shares;
-            int64_t count = first + of_band * std::min(end - passed, shares) / shares - top;
-            if (count == 0) continue;
-            alignas(64) float sums[BAND * PANEL];
-            int64_t left = panel * PANEL, there = std::min(PANEL, columns - left);
-            sums_of_panel<T, W>(of_rows + top * width, count, width, packed + left * width, sums);
-            for (int64_t row = 0; row < count; row++) {
-                T ends[PANEL];
-                for (int64_t i = 0; i < PANEL; i += LANES) {
-                    Lanes sum = load(sums + row * PANEL + i);
-                    if (W::SCALED) sum *= load(scales + left + i);
-                    store(sum + load(biases + left + i), ends + i);
-                }
-                std::memcpy((void *)(y + (top + row) * columns + left), ends, there * sizeof(T));
-            }
-        }
-    }
+    auto edge = [=](int64_t band) { return rows * band / bands; };
+    bool parallel = rows * columns * depth >= MANY_WEIGHTS;
+    divide(bands, panels_of(columns), parallel, threads, edge, [=](int64_t panel, int64_t, int64_t top, int64_t count) {
+        alignas(64) float sums[BAND * PANEL];
+        int64_t left = panel * PANEL;
+        sums_of_panel<T, W>(of_rows + top * width, count, width, packed + left * width, sums);
+        write(sums, count, W::SCALED ? scales : nullptr, biases, left, columns, y + top * columns);
+    });
 }
 
 template <class T, class W>
 void pack(const typename W::Weight *weights, int64_t depth, int64_t columns, typename W::Packed *packed, int threads) {
     constexpr int STEP = Form<T>::STEP;
-    int64_t width = (depth + STEP - 1) / STEP * STEP, panels = (columns + PANEL - 1) / PANEL;
+    int64_t width = (depth + STEP - 1) / STEP * STEP, panels = panels_of(columns);
 #pragma omp parallel for num_threads(threads)
     for (int64_t panel = 0; panel < panels; panel++)
         for (int64_t k = 0; k < width; k += STEP)

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from posttrain.backends.rollout.native.packed_products import DTYPES, Product, ProductKernels, load_product_kernels
+from posttrain.backends.rollout.native.packed_products import (
+    DTYPES,
+    Int16Kernels,
+    Product,
+    ProductKernels,
+    load_int16_kernels,
+    load_product_kernels,
+)
 
 # With fewer rows the matrix library adds in another order (bfloat16: for one row, long sums; float32: for up to 3), and the
 # last bits of a response would depend on the number of other rows: fewer are filled up.
@@ -51,14 +58,18 @@ def copies_weights(weights: Sequence[Tensor]) -> bool:
     return product_kernels(weights[0]) is not None or (_is_bfloat16(weights[0]) and _packs())
 
 
-def product_kernels(weight: Tensor) -> ProductKernels | None:
+def product_kernels(weight: Tensor) -> ProductKernels | Int16Kernels | None:
     """Return the kernels that multiply by such weights; None where the matrix library does. That has the faster products of
     bfloat16 where the processor has tiles (AMX)."""
     if weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
     if weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
         return None
-    found = load_product_kernels(weight.dtype, "whole")
+    found: ProductKernels | Int16Kernels | str = ""
+    if weight.dtype == torch.bfloat16:
+        found = load_int16_kernels()
+    if isinstance(found, str):
+        found = load_product_kernels(weight.dtype, "whole")
     return None if isinstance(found, str) else found
 
 

@@ -9,7 +9,12 @@ import torch
 
 from posttrain.backends.rollout.native import packed_products, products
 from posttrain.backends.rollout.native.int8 import int8_products
-from posttrain.backends.rollout.native.packed_products import TOLERANCE, ProductKernels, load_product_kernels
+from posttrain.backends.rollout.native.packed_products import (
+    TOLERANCE,
+    ProductKernels,
+    load_int16_kernels,
+    load_product_kernels,
+)
 from posttrain.backends.rollout.native.products import copies_weights, product_kernels, stacked_product
 
 ROWS = (0, 1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 60, 95, 96, 97, 200)  # one to many groups, tiles and bands
@@ -48,6 +53,19 @@ def test_products_are_those_of_float64(outputs: int, inputs: int, threads: int, 
                 assert torch.equal(multiply(x[:rows]), got[:rows])
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_with_weights_that_are_both_rounded_to_whole_numbers() -> None:
+    kernels = load_int16_kernels()
+    if isinstance(kernels, str):
+        pytest.skip(kernels)
+    numbers, bias, x = torch.randn(300, 576).bfloat16(), torch.randn(300).bfloat16(), torch.randn(97, 576).bfloat16()
+    assert product_kernels(numbers) is kernels
+    for added in (bias, None):
+        multiply = kernels.product(numbers, added)
+        got, expected = multiply(x), x.double() @ numbers.double().T + (0 if added is None else added.double())
+        assert (got.double() - expected).abs().max() <= TOLERANCE[torch.bfloat16] * expected.abs().max()
+        assert torch.equal(torch.cat([multiply(row[None]) for row in x]), got)
 
 
 def test_whole_numbers_by_hand() -> None:
@@ -110,6 +128,7 @@ def test_kernels_that_are_wrong_or_missing_are_not_used(monkeypatch: pytest.Monk
     torch.testing.assert_close(stacked_product([weight], [None])(x), x @ weight.T, rtol=2**-6, atol=2**-6)
     load_product_kernels.cache_clear()
     monkeypatch.setattr(packed_products, "compiled_library", lambda source: "no C++ compiler was found (install g++)")
+    monkeypatch.setattr(products, "load_int16_kernels", lambda: "no C++ compiler was found (install g++)")
     assert load_product_kernels(torch.bfloat16, "whole") == "no C++ compiler was found (install g++)"
     assert products.product_kernels(weight) is None
 
