@@ -170,7 +170,7 @@ def test_wrong_terms_are_reported_together_with_their_places(tmp_path, monkeypat
         "reward.terms.3.name",
         "reward.terms.4.path",
     ]
-    assert "known: boxes, by_data_source, code, crossthinkqa, exact_match, " in problems[0].what
+    assert "known: boxes, by_data_source, chance, code, crossthinkqa, exact_match, " in problems[0].what
     assert "needs path" in problems[0].fix
     assert "no option called 'extracts' (known: extract)" in problems[1].what
     assert "it defines: compute_score)" in problems[3].what
