@@ -7,6 +7,8 @@ import ast
 _BATCH = "non_tensor_batch"  # verl's mapping of columns to arrays of objects
 # Columns that a batch has in any case.
 USUAL = ("data_source", "reward_model", "extra_info", "uid", "index", "raw_prompt")
+# Entries that verl's samplers add to a batch, and no data has: its own managers ask for them with a default
+_OF_SAMPLERS = ("reward_scores", "__num_turns__", "tool_extra_fields", "turn_scores", "multi_modal_inputs")
 
 
 def columns_read(tree: ast.Module) -> list[str]:
@@ -25,7 +27,7 @@ def columns_read(tree: ast.Module) -> list[str]:
             case (
                 ast.Subscript(value=batch, slice=ast.Constant(value=str(name)))
                 | ast.Call(func=ast.Attribute(attr="get", value=batch), args=[ast.Constant(value=str(name)), *_])
-            ) if name not in USUAL and _is_batch(batch, batches):
+            ) if name not in (*USUAL, *_OF_SAMPLERS) and _is_batch(batch, batches):
                 found[name] = None
     return list(found)
 

@@ -7,6 +7,7 @@ data source. A definition that no version of verl has is the fork's own (``verl_
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,38 @@ def changed_manager(name: str) -> tuple[str, str] | None:
         if own_definitions(file):
             return str(file), owner
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnClass:
+    """A class of the fork's own that scores."""
+
+    owner: str
+    title: str
+
+
+def adds_to_model(keys: Reader, manager: str) -> OwnClass | None:
+    """The fork's own class that scores a step, unless it begins as verl's do, by returning the scores of a reward model:
+    ``if "rm_scores" in data.batch.keys(): return data.batch["rm_scores"]``. None where it is verl's or does so."""
+    program = program_of(keys)
+    if program is not None:
+        file, owner = program.reward.file, program.reward.name
+    elif (changed := changed_manager(manager)) is not None:
+        file, owner = Path(changed[0]), changed[1]
+    else:
+        return None
+    source = parsed(file)
+    for node in ast.walk(source) if source is not None else ():
+        if isinstance(node, ast.ClassDef) and node.name == owner and any(map(_returns_scores, ast.walk(node))):
+            return None
+    return OwnClass(owner=owner, title=f"{owner} of {file}")
+
+
+def _returns_scores(node: ast.AST) -> bool:
+    returns = isinstance(node, ast.If) and any(
+        isinstance(each, ast.Return) for one in node.body for each in ast.walk(one)
+    )
+    return returns and isinstance(node, ast.If) and "rm_scores" in ast.unparse(node.test)
 
 
 def manager_for_scores() -> tuple[str, str, list[str]] | None:

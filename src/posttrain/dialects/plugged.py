@@ -161,7 +161,8 @@ def _read_by_manager(keys: Reader) -> set[str]:
     if not isinstance(name, str):
         return set()
     found = changed_manager(name) if name in MANAGERS else manager_in_checkout(name)
-    return {each.key for each in handed_to(found[1], found[0])} & {each.key for each in keys.own} if found else set()
+    handed = [each.key for each in handed_to(found[1], found[0]) if each.key] if found else []
+    return {each.key for each in keys.own if any(f"{each.key}.".startswith(f"{one}.") for one in handed)}
 
 
 def _leaves_of(keys: Reader, section: str) -> dict[str, Any]:

@@ -151,3 +151,29 @@ def test_a_manager_gets_the_section_that_the_program_hands_over(
     write(tmp_path, "+reward_model.weight=3", main=main, naive=NAIVE.format(arguments=", config=None"), scores="")
     (term,) = launched(tmp_path, monkeypatch).config.reward.terms
     assert term.options["config"]["weight"] == 3
+
+
+MODEL = "reward_model.enable=True reward_model.model.path=scorer reward_model.micro_batch_size=8"
+RETURNS = '        if "rm_scores" in data.batch.keys():\n            return data.batch["rm_scores"]\n        rewards = '
+
+
+@pytest.mark.parametrize(
+    ("returns", "words", "asked"), [(False, (), True), (True, (), False), (False, ("own",), False)]
+)
+def test_a_reward_model_beside_the_forks_own_class_is_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returns: bool, words: tuple[str, ...], asked: bool
+) -> None:
+    naive = PLAIN.replace("        rewards = ", RETURNS, 1) if returns else PLAIN
+    write(tmp_path, MODEL, naive=naive, scores="")
+    confirmed = ["+posttrain.own_keys=[NaiveRewardManager]"] if words else []
+    problems = [str(each) for each in launched(tmp_path, monkeypatch, *confirmed).problems]
+    assert any("does not return the scores of the reward model" in each for each in problems) == asked
+
+
+def test_keys_of_a_section_that_the_manager_gets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = LATER_MAIN.replace("judge=judge", "config=config.reward_model")
+    naive = NAIVE.format(arguments=", config=None")
+    write(tmp_path, "reward_model.num_turns=2", main=main, naive=naive, scores="")
+    loaded = launched(tmp_path, monkeypatch)
+    assert not any("num_turns" in str(each) for each in [*loaded.problems, *loaded.unsupported])
+    assert loaded.config.reward.terms[0].options["config"]["num_turns"] == 2

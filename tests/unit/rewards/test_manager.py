@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Reward, StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.load import check_rewards, load_rewards
 from posttrain.rewards.verl.scores import default_compute_score as default_score
+from posttrain.verl_rows import columns_read
 
 CODE = '''
 from collections import defaultdict
@@ -230,3 +232,9 @@ def test_the_default_score_is_a_number_that_a_manager_can_assign(source: str, re
 
 def test_the_default_score_of_dapo_is_a_mapping_as_in_verl() -> None:
     assert default_score("math_dapo", "Answer: 12", "12")["score"] == 1.0
+
+
+def test_what_samplers_of_verl_add_is_no_column_of_the_data():
+    text = 'item.non_tensor_batch.get("reward_scores", {}); item.non_tensor_batch["answer"]'
+    text += '; data.non_tensor_batch.get("__num_turns__")'
+    assert columns_read(ast.parse(text)) == ["answer"]

@@ -79,6 +79,23 @@ def test_scorers_by_data_source_are_the_forks(tmp_path: Path) -> None:
     assert scored(term, (7, 8), (7, 9)) == [2.0, 1.0]
 
 
+def test_a_manager_of_verl_0_7_asks_its_base_for_scores_of_a_model(tmp_path: Path) -> None:
+    later = NAIVE.format(arguments="").replace(
+        "class NaiveRewardManager:", "class NaiveRewardManager(AbstractRewardManager):"
+    )
+    later = later.replace(
+        "import register", "import register\nfrom verl.workers.reward_manager.abstract import AbstractRewardManager"
+    )
+    later = later.replace(
+        "        rewards = ",
+        "        if (found := self._extract_reward_from_rm_scores(data, return_dict)) is not None:\n"
+        "            return found\n        rewards = ",
+    )
+    write(tmp_path, naive=later, scores=SCORES, knights=KNIGHTS)
+    term = RewardTerm(name="NaiveRewardManager", path=str(tmp_path / PLACES["naive"]), kind="manager")
+    assert scored(term, (7, 8), (7, 9)) == [2.0, 1.0]
+
+
 def test_sections_among_the_options_have_attributes(tmp_path: Path) -> None:
     naive = NAIVE.format(arguments=", weights=None").replace(
         "self.tokenizer, self.compute_score = tokenizer, compute_score or default_compute_score",

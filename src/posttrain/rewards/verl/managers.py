@@ -48,6 +48,11 @@ class AbstractRewardManager(ABC):
     def __call__(self, data: DataProto, return_dict: bool = False) -> Any:
         """Score a batch."""
 
+    def _extract_reward_from_rm_scores(self, data: DataProto, return_dict: bool = False) -> Any:
+        """Return the scores of a reward model, which verl's own managers of 0.7 return as they are; None without them."""
+        scores = data.batch.get("rm_scores")
+        return {"reward_tensor": scores, "reward_extra_info": {}} if return_dict and scores is not None else scores
+
 
 class RewardManagerBase(ABC):
     """Called with one row at a time; ``run_single`` is a coroutine that returns {"reward_score", "reward_extra_info"}."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.dialects.checkout_managers import CONFIG, MANAGERS, arguments_of, handed_to, manager_in_checkout
 from posttrain.dialects.env_managers import plays_managers
-from posttrain.dialects.own_scoring import changed_manager, columns_of, manager_for_scores, program_term
+from posttrain.dialects.own_scoring import adds_to_model, changed_manager, columns_of, manager_for_scores, program_term
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.dialects.verl.rules.batches import MOST_CHOSEN, per_device
@@ -77,6 +77,10 @@ def reward(keys: Reader, layout: Layout, judge: str | None) -> tuple[dict[str, A
 def _reject_own_manager(keys: Reader) -> None:
     """Reject a reward model beside a manager of the user's, which may make anything of its scores; verl's own return them."""
     manager = _manager(keys)
+    if (found := adds_to_model(keys, manager)) is not None and found.owner not in keys.own_keys:
+        what = f"{found.title}, the fork's own, does not return the scores of the reward model as verl's does"
+        fix = f"use {_MODEL}.enable=False, or confirm that the reward model is to score alone: "
+        keys.problem(what, key=f"{_MODEL}.enable", fix=f"{fix}+posttrain.own_keys=[{found.owner}]")
     if manager in MANAGERS:
         return
     near = nearest(manager, MANAGERS)
