@@ -68,8 +68,9 @@ def right_option(reader: Reader, known: Known, key: str, value: Any, row: Key) -
         reader.warn(f"{what}, at {where}; {GUESS} {near}?")
         reader.slips.append(Problem(what, fix=f"{GUESS} {near}?", where=where, field=key))
     for above in parents(key):  # a section in the place of an option
-        kind = type_of_option(above, None)
-        if not fits(None, kind) or fits({}, kind) or above in reader.bad:
+        own_row = reader.ledger.by_name.get(above)
+        kind = own_row.type if own_row is not None else type_of_option(above, None)
+        if fits({}, kind) or above in reader.bad:
             continue
         reader.problem(f"{above} must be {type_text(kind)}, not a section", key=above, fix="write the value itself")
         reader.bad.add(above)

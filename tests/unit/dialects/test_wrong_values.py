@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,56 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(
             continue
         found = [one for one in _problems(dialect, entry, given, override(dialect, key, text)) if one.field == key.name]
         assert [one.what.startswith(f"{key.name} must be ") for one in found] == [True]
+
+
+@pytest.mark.parametrize("wrong", ["{a: 1}", "[[word]]", "maybe"])
+@pytest.mark.parametrize("dialect", PEERS)
+def test_every_key_refuses_a_value_of_another_type_by_name(dialect: str, wrong: str) -> None:
+    """Also those that are ignored or refused, and all at once: none hides another."""
+    value = {**WRONG, "maybe": "maybe"}[wrong]
+    for entry in ENTRIES:
+        keys = tables_of(dialect).ledger().of(entry).rows
+        # A section with keys of its own is looked at below; ROLL's students are read as other workers
+        plain = [
+            key
+            for key in keys
+            if "*" not in key.name
+            and not key.name.startswith("student")
+            and not any(other.name.startswith(f"{key.name}.") for other in keys)
+        ]
+        takers = [key for key in plain if not fits(value, key.type)]
+        if not takers:  # a peer without this entry
+            continue
+        found = _problems(dialect, entry, (), *(override(dialect, key, wrong) for key in takers))
+        named = Counter(one.field for one in found if one.what.startswith(f"{one.field} must be "))
+        assert {key.name: named[key.name] for key in takers if named[key.name] != 1} == {}
+
+
+@pytest.mark.parametrize("dialect", PEERS)
+def test_every_key_that_is_no_users_own_has_a_type(dialect: str) -> None:
+    """But for keys of a translation of verl, which are refused whatever they hold."""
+    for entry in ENTRIES:
+        keys = tables_of(dialect).ledger().of(entry).rows
+        free = [key.name for key in keys if "*" not in key.name and key.status != "refused" and key.type is Any]
+        assert free == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "entry", "written", "type"),
+    [
+        ("verl", "sft", "+engine.vanilla_mbridge=maybe", "bool | null"),
+        ("verl", "train", "+actor_rollout_ref.actor.mindspeed.vanilla_mbridge=maybe", "bool | null"),
+        ("verl", "train", "+actor_rollout_ref.actor.checkpoint.mbridge_config.memory_efficient=fast", "bool | null"),
+        ("skyrl", "train", "environment.skyrl_gym.max_env_workers={a: 1}", "int"),
+        ("roll", "train", "actor_train.sequence_packing_args.max_packed_sequence_length_train=long", "int | null"),
+    ],
+)
+def test_an_option_below_a_section_of_any_names_is_refused_by_name(
+    dialect: str, entry: str, written: str, type: str
+) -> None:
+    key, _, value = written.lstrip("+").partition("=")
+    said = "a section" if value.startswith("{") else repr(value)
+    assert f"{key} must be {type}, not {said}" in [one.what for one in _problems(dialect, entry, (), written)]
 
 
 def test_a_section_in_the_place_of_a_number_is_one_problem() -> None:
