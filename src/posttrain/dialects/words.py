@@ -106,6 +106,8 @@ class Words:
                 return f"{key}{value}"
             if key:
                 return f"{name}{value} (by {key})"
+            if not value and name in self._reader.origins:
+                return self._reader.origins[name]
             return f"+{OUR_SECTION}.{name}{value}" if value and not self.key(name) else f"{name}{value}"
 
         return self._field.sub(theirs, text)

@@ -87,6 +87,7 @@ def _shares(keys: Reader, section: str) -> dict[str, int]:
 def _named(keys: Reader, tags: list[str], shares: dict[str, dict[str, int]]) -> dict[str, dict[str, Any]]:
     """environment.named, with what each tag has of the episodes of training and validation."""
     named = {}
+    keys.origins["environment.named"] = "custom_envs"
     for tag in tags:
         found = environment(keys, tag)
         if found is None:

@@ -91,7 +91,23 @@ def _environments(keys: Reader) -> dict[str, Any]:
     if loops and not has_tools:
         # A loop cuts its own output, and may have conversations beside it
         fields["environment.max_trajectory_tokens"] = None
-    return fields | (_by_row(keys, has_tools=has_tools, loops=loops) if by_row else _everywhere(keys))
+    keys.origins["environment.named"] = LOOPS if keys.ledger.find(LOOPS) is not None else TOOL_FILE
+    fields |= _by_row(keys, has_tools=has_tools, loops=loops) if by_row else _everywhere(keys)
+    # What is missing in a file that cannot be read is no problem of its own
+    return {} if any(_is_wrong(keys, key) for key in (LOOPS, TOOL_FILE, INTERACTION_FILE)) else fields
+
+
+def _is_wrong(keys: Reader, key: str) -> bool:
+    return any(problem.field == key for problem in keys.problems)
+
+
+def _say_where(keys: Reader, section: str, settings: Mapping[str, Any]) -> None:
+    """Record which keys an environment's settings come from, for messages about them."""
+    at = f"{section}.settings"
+    last = len(settings.get("tools", [])) - 1
+    keys.origins |= {f"{at}.tools": TOOL_FILE, f"{at}.interactions": INTERACTION_FILE}
+    if keys[FUNCTION_FILE] is not None:
+        keys.origins[f"{at}.tools.{last}"] = FUNCTION_FILE
 
 
 def _form(keys: Reader) -> str:
@@ -111,6 +127,7 @@ def _everywhere(keys: Reader) -> dict[str, Any]:
     """Every row is played with all there is."""
     keys.ignore(f"{AGENT}.default_agent_loop", "read with mode=async and a tool_config_path only")
     name, settings = _played(keys)
+    _say_where(keys, "environment", settings)
     return {"environment.name": name} | {f"environment.settings.{key}": value for key, value in settings.items()}
 
 
@@ -130,6 +147,7 @@ def _by_row(keys: Reader, *, has_tools: bool, loops: bool) -> dict[str, Any]:
     known: dict[str, dict[str, Any]] = {_SINGLE: {"name": SINGLE_TURN}}
     if has_tools or keys[INTERACTION_FILE] is not None:
         name, settings = _played(keys)
+        _say_where(keys, f"environment.named.{_TOOLS}", settings)
         most = _most_turns(keys) if loops else None  # loops end by themselves
         known[_TOOLS] = {"name": name, "settings": settings} | ({"max_turns": most} if most else {})
     if loops and not _not_opened(keys, LOOPS):
@@ -146,7 +164,8 @@ def _by_row(keys: Reader, *, has_tools: bool, loops: bool) -> dict[str, Any]:
         "environment.name": SINGLE_TURN,
         "data.extra_columns": ["agent_name"],
     }
-    if default is not None and default not in known and not (loops and keys.skip_files):
+    unread = loops and (keys.skip_files or _is_wrong(keys, LOOPS))
+    if default is not None and default not in known and not unread:
         fix = did_you_mean(default, known) or f"name one of {', '.join(known)}, or list it in {LOOPS}"
         keys.problem(f"there is no agent {default!r}", key=f"{AGENT}.default_agent_loop", fix=fix)
     elif default in known:
