@@ -95,9 +95,10 @@ class Words:
             self._reader.sources.where(key) if key else f"{field} (which {self._reader.ledger.dialect} has no key for)"
         )
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, *, in_fix: bool = False) -> str:
         """The same sentence with our field names replaced by their keys; ours follows in brackets where units differ. A setting
-        that the dialect has no key for is written in our own section."""
+        that the dialect has no key for is written in our own section. Args: in_fix, of a field that a rule fills from another
+        key, name the key that is to be changed."""
 
         def theirs(match: re.Match[str]) -> str:
             name, value = match[1], match[2] or ""
@@ -106,7 +107,7 @@ class Words:
                 return f"{key}{value}"
             if key:
                 return f"{name}{value} (by {key})"
-            if not value and name in self._reader.origins:
+            if in_fix and not value and name in self._reader.origins:
                 return self._reader.origins[name]
             return f"+{OUR_SECTION}.{name}{value}" if value and not self.key(name) else f"{name}{value}"
 
@@ -122,7 +123,7 @@ class Words:
             replace(
                 problem,
                 what=self.text(problem.what),
-                fix=self.text(problem.fix),
+                fix=self.text(problem.fix, in_fix=True),
                 where=problem.where or (self.where(problem.field) if problem.field else ""),
                 field=self.key(problem.field) or problem.field,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,87 @@ def test_what_a_loop_does_wrong_is_named(played: Callable[..., Trajectory], chan
     trajectory = played(Says("abcdefg", "xyz$"), SEEKER.replace(*change), "Seeker")
     assert trajectory.stop_reason is StopReason.FAILED
     assert says in trajectory.failure
+
+
+# Waits for its second turn no longer than the sampler takes to begin it, and asks again
+IMPATIENT = (
+    TOP
+    + """
+import asyncio
+
+class Impatient(AgentLoopBase):
+    async def run(self, sampling_params, *, raw_prompt, **kwargs):
+        prompt = await self.apply_chat_template(list(raw_prompt))
+        seen = list(prompt)
+
+        async def asked(ids, **more):
+            return await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=ids, sampling_params={**sampling_params, **more}
+            )
+
+        one = await asked(seen)
+        seen += one.token_ids
+        try:
+            await asyncio.wait_for(asked(seen + tokens(self.tokenizer, "[hurry]")), 0.05)
+        except asyncio.TimeoutError:
+            seen += tokens(self.tokenizer, "[again]")
+        two = await asked(seen)
+        return AgentLoopOutput(
+            prompt_ids=prompt, response_ids=seen[len(prompt):] + two.token_ids,
+            response_mask=[1] * len(one.token_ids) + [0] * 7 + [1] * len(two.token_ids), num_turns=2, metrics={},
+        )
+"""
+)
+
+
+class Slow(Says):
+    """A sampler that samples requests that end in ] as soon as a later one is there, and forgets those that are withdrawn."""
+
+    def __init__(self, *texts: str):
+        super().__init__(*texts)
+        self.cancelled: list[str] = []
+
+    def cancel(self, sample_ids: Sequence[str]) -> None:
+        self.cancelled += sample_ids
+        self.waiting = [each for each in self.waiting if each.sample_id not in sample_ids]
+
+    def wait(self, timeout_s: float) -> list[Trajectory]:
+        held = [each for each in self.waiting if each.token_ids[-7:] == ids("[hurry]")]
+        self.waiting = [each for each in self.waiting if each not in held]
+        if held and not self.waiting:
+            time.sleep(min(timeout_s, 0.05))
+        found = super().wait(timeout_s)
+        self.waiting = held
+        return found
+
+
+def test_a_turn_that_a_loop_waits_for_no_longer_is_withdrawn(
+    played: Callable[..., Trajectory], capfd: pytest.CaptureFixture[str]
+) -> None:
+    sampler = Slow("one", "two$")
+    trajectory = played(sampler, IMPATIENT, "Impatient")
+    _, hurried, again = sampler.asked
+    assert hurried.token_ids == ids(PROMPT + "one[hurry]") and sampler.cancelled == [hurried.sample_id]
+    # The conversation continues as if it had not been asked for
+    assert again.token_ids == ids(PROMPT + "one[again]")
+    assert trajectory.token_ids == ids("one[again]two$")
+    assert trajectory.response_mask == (*[True] * 3, *[False] * 7, *[True] * 4)
+    assert dict(trajectory.env_metrics)["abandoned_turns"] == 1.0
+    assert dict(trajectory.env_metrics)["num_actions"] == 2.0
+    assert "Error" not in capfd.readouterr().err
+
+
+def test_a_turn_whose_answer_comes_late_changes_nothing(
+    played: Callable[..., Trajectory], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The sampler answers although the request was withdrawn, as one in another process may."""
+    sampler = Says("one", "late", "two$")
+    said = sampler._said
+    sampler._said = lambda request, text: (time.sleep(0.2 if text == "late" else 0), said(request, text))[1]  # type: ignore[method-assign]
+    trajectory = played(sampler, IMPATIENT, "Impatient")
+    assert trajectory.token_ids == ids("one[again]two$")
+    assert dict(trajectory.env_metrics)["abandoned_turns"] == 1.0
+    assert "Error" not in capfd.readouterr().err
 
 
 def test_tokens_of_a_branch_are_not_trained() -> None:

@@ -77,7 +77,9 @@ class LoopEpisode:
         self._emit: Emit = lambda event: None
         self._events: asyncio.AbstractEventLoop | None = None
         self._over = False
-        self._turns = 0
+        self._turns = 0  # requested of the sampler
+        self._abandoned = 0  # of them
+        self._lines = 0
 
     def begin(self, seed: int, emit: Emit) -> None:
         """Start the loop."""
@@ -91,13 +93,18 @@ class LoopEpisode:
         """Let the loop continue with a turn."""
         tokens, logprobs = self._tokens.pop(turn, (ids_of(self._tokenizer, action), None))
         output = TokenOutput(tokens, logprobs, "length" if cut else "completed")
-        self._in_loop(lambda: self._waiting[turn].set_result(output))
+        self._in_loop(lambda: self._answered(turn, output))
+
+    def _answered(self, turn: str, output: TokenOutput) -> None:
+        waiting = self._waiting.get(turn)
+        if waiting is not None and not waiting.done():  # else the loop waits for it no longer
+            waiting.set_result(output)
 
     def close(self) -> Mapping[str, float]:
-        """End the loop, which may wait for turns. Returns: the number of turns."""
+        """End the loop, which may wait for turns. Returns: the numbers of turns, and of those that it waited for no longer."""
         self._over = True
         self._in_loop(lambda: [each.cancel() for each in self._waiting.values()])
-        return {"num_actions": float(self._turns)}
+        return {"num_actions": float(self._turns - self._abandoned), "abandoned_turns": float(self._abandoned)}
 
     def _in_loop(self, call: Callable[[], object]) -> None:
         if self._events is not None and not self._events.is_closed():
@@ -166,7 +173,7 @@ class LoopEpisode:
         options, longest = self._own(sampling_params)
         self._turns += 1
         turn = str(self._turns)
-        conversation, follows = self._continued(ids)
+        conversation, follows, before = self._continued(ids)
         whole = follows is None and ids == self._rendered()
         waiting = self._waiting[turn] = asyncio.get_running_loop().create_future()
         self._say(
@@ -182,6 +189,9 @@ class LoopEpisode:
         )
         try:
             output = await waiting
+        except asyncio.CancelledError:  # by the loop, such as its asyncio.wait_for
+            self._withdraw(turn, conversation, before)
+            raise
         finally:
             del self._waiting[turn]
         conversation.answered(output.token_ids)
@@ -220,14 +230,23 @@ class LoopEpisode:
         """The tokens of the row's own prompt."""
         return ids_of(self._tokenizer, render(self._tokenizer, self._spec.messages, self._template_options()))
 
-    def _continued(self, ids: list[int]) -> tuple[Conversation, Follows | None]:
-        """The conversation that a request continues, the newest of several, or a new one."""
+    def _withdraw(self, turn: str, conversation: Conversation, before: Conversation | None) -> None:
+        """Undo a request that the loop waits for no longer: its conversation is as before it."""
+        self._abandoned += 1
+        place = self._conversations.index(conversation)
+        self._conversations[place : place + 1] = [] if before is None else [before]
+        self._say(EnvWithdrawn(turn))
+
+    def _continued(self, ids: list[int]) -> tuple[Conversation, Follows | None, Conversation | None]:
+        """The conversation that a request continues, the newest of several, or a new one; and as it was before."""
         for each in reversed(self._conversations):
             if (follows := each.follows(ids)) is not None:
+                before = each.copy()
                 each.asked(ids, follows)
-                return each, follows
-        self._conversations.append(begun(len(self._conversations) + 1, ids))
-        return self._conversations[-1], None
+                return each, follows, before
+        self._lines += 1
+        self._conversations.append(begun(self._lines, ids))
+        return self._conversations[-1], None, None
 
     def _own(self, params: Mapping[str, Any]) -> tuple[TurnOptions, int | None]:
         """The options of a request, and its limit: what differs from the run's parameters."""
@@ -261,7 +280,7 @@ class LoopEpisode:
         if len(response) != len(mask):
             what = f"{self._name} returned {len(response)} response_ids and {len(mask)} marks in response_mask"
             raise LoopFailed(what)
-        if not self._turns:
+        if self._turns == self._abandoned:
             raise LoopFailed(f"{self._name} ended without a turn of the model")
         found = learned(self._conversations, prompt, response, mask)
         if not found.by_line:
@@ -285,7 +304,7 @@ class LoopEpisode:
     def _name(self) -> str:
         return str(self._kind.__name__)
 
-    def _say(self, event: EnvAsk | EnvStep | Exception) -> None:
+    def _say(self, event: EnvAsk | EnvWithdrawn | EnvStep | Exception) -> None:
         if not self._over:
             self._emit(event)
 

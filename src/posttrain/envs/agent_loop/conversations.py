@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,9 @@ class Conversation:
     context: int = 0  # tokens of its newest request; behind them stands the response
     sampled: list[bool] = field(default_factory=list)  # of every token
     waits: bool = True  # for the answer to its newest request
+
+    def copy(self) -> Conversation:
+        return replace(self, ids=[*self.ids], sampled=[*self.sampled])
 
     def follows(self, ids: Sequence[int]) -> Follows | None:
         """Return what a request adds; None where it does not begin with the conversation and a part of its last response, or adds
