@@ -10,7 +10,6 @@ from posttrain.config.base import Section
 from posttrain.config.lora import LoraConfig
 
 ONE_DEVICE = "local"  # the training engine of a whole model on one device
-ANY_DEVICES = "fsdp"  # the one that shards any model over any number of devices
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.base import Section
 from posttrain.config.critic import CriticConfig
-from posttrain.config.policy import ANY_DEVICES, ONE_DEVICE, LearnerConfig, OptimizerConfig
+from posttrain.config.policy import ONE_DEVICE, LearnerConfig, OptimizerConfig
 from posttrain.config.process_reward import PROCESS_REFERENCE, PROCESS_REWARD
 from posttrain.config.roles import learner_of, teachers_of
 from posttrain.errors import Problem
@@ -90,6 +90,7 @@ class EnginePlan:
     peer_names: ClassVar[tuple[str, ...]] = ()  # strategies of other dialects that mean this engine
 
     shares_out: ClassVar[bool] = False  # a model over several processes
+    shards_any: ClassVar[bool] = False  # any model over any number of devices; one engine does
     keeps_whole: ClassVar[bool] = (
         False  # the model is whole in one process, so that a sampler there can read its weights
     )
@@ -248,7 +249,9 @@ def teacher_engine(config: TrainingConfig, role: str) -> str:
     devices."""
     if is_split_as_policy(config, role):
         return config.policy.engine
-    return ONE_DEVICE if len(teachers_of(config)[role].devices or ()) == 1 else ANY_DEVICES
+    if len(teachers_of(config)[role].devices or ()) == 1:
+        return ONE_DEVICE
+    return engine_that(lambda plan: plan.shards_any)
 
 
 def engine_options(config: TrainingConfig, role: str) -> Mapping[str, Any]:

@@ -206,6 +206,7 @@ class FsdpPlan(EnginePlan):
     options: ClassVar[type[Section] | None] = FsdpOptions
     peer_names: ClassVar[tuple[str, ...]] = ("fsdp", "fsdp2")
     shares_out: ClassVar[bool] = True
+    shards_any: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
     replays_experts: ClassVar[bool] = True
     balances_experts: ClassVar[bool] = True
