@@ -1,4 +1,5 @@
-"""An address on this machine that stands for several servers: each connection goes to the one that has fewest."""
+"""An address on this machine that stands for several servers: each connection goes to the one that has fewest open, and among
+those to the one that was given fewest."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ class TcpRelay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_WAITING)
         self._targets: tuple[tuple[str, int], ...] = ()
         self._open = Counter[tuple[str, int]]()
+        self._given = Counter[tuple[str, int]]()
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
 
@@ -54,8 +56,9 @@ class TcpRelay:
         self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        target = min(self._targets, key=self._open.__getitem__)
+        target = min(self._targets, key=lambda each: (self._open[each], self._given[each]))
         self._open[target] += 1
+        self._given[target] += 1
         there: asyncio.StreamWriter | None = None
         try:
             back, there = await asyncio.open_connection(*target)

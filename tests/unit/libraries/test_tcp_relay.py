@@ -73,6 +73,17 @@ def test_connections_wait_for_the_servers_and_are_shared_out(servers: list[Echo]
         assert [each.taken for each in servers] == [2, 2]
 
 
+def test_servers_take_turns_where_connections_end_before_the_next(servers: list[Echo]) -> None:
+    with closing(TcpRelay()) as relay:
+        relay.lead_to([each.address for each in servers])
+        said = []
+        for _ in range(6):
+            with connected(relay) as there:
+                said.append(answer(there, b"hello"))
+        assert [each.taken for each in servers] == [3, 3]
+        assert set(said) == {b"a:hello", b"b:hello"}
+
+
 def test_a_server_that_is_gone_ends_the_connection() -> None:
     with closing(TcpRelay()) as relay:
         relay.lead_to([f"127.0.0.1:{free_port()}"])
