@@ -13,7 +13,6 @@ from posttrain.config.profiling import ProfilingConfig
 from posttrain.config.rejection import rejection_rules
 from posttrain.config.roles import (
     chooses_before,
-    measures_nothing,
     needs_old_logprobs,
     replaces_old_logprobs,
     samples_beside_training,
@@ -135,7 +134,7 @@ def run_plan(
             replays_experts=config.policy.routing_replay,
             correction=corrected,
         ),
-        max_invalid_share=1.0 if measures_nothing(config) else config.reward.max_invalid_share,
+        max_invalid_share=1.0 if config.distillation.alone else config.reward.max_invalid_share,
         distillation=distillation,
         teacher_sources={name: frozenset(each.data_sources) for name, each in config.distillation.teachers.items()},
         critic_update=critic_update_plan(config, batches.critic) if batches.critic else None,

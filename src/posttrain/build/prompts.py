@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.config import RunConfig
 from posttrain.config.data import DataConfig
-from posttrain.config.roles import draws_no_prompts
+from posttrain.config.roles import draws_no_prompts, reads_references
 from posttrain.data.curriculum import CurriculumLoader
 from posttrain.data.domains import DomainLoader
 from posttrain.data.episodes import training_episodes
@@ -38,7 +38,15 @@ def read_prompts(
     data = config.data
     files = data.validation_files if what == "validation" else data.train_files
     if data.dataset_class_file is None:
-        return load_prompts(files, data, tokenizer, what=what, limit=limit, processor=processor)
+        return load_prompts(
+            files,
+            data,
+            tokenizer,
+            what=what,
+            limit=limit,
+            processor=processor,
+            references=reads_references(config),
+        )
     _refuse_images(processor)
     own = load_own_prompts(files, data, config.model, tokenizer, what=what)
     own.child.close()

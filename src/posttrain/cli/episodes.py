@@ -34,6 +34,7 @@ def only_of_a_run(options: Mapping[str, Any], keys: Mapping[str, str]) -> None:
 
 def check_run(loaded: LoadedConfig[RunConfig], *, training: bool) -> None:
     """Check the configuration and the files that its episodes need. Raises: RequestError with all problems."""
+    from posttrain.config.roles import reads_references
     from posttrain.data.readers import check_files
     from posttrain.plan.checks.environments import check_environments
     from posttrain.plan.files import check_model_files
@@ -43,7 +44,7 @@ def check_run(loaded: LoadedConfig[RunConfig], *, training: bool) -> None:
     unread: dict[str, list[str]] = {"validation_files": []} if training else {"train_files": []}
     generated = config.environment.train_episodes is not None or not training
     found = [
-        *check_files(config.data.model_copy(update=unread), needed=not generated),
+        *check_files(config.data.model_copy(update=unread), needed=not generated, references=reads_references(config)),
         *check_rewards(config.reward),
         *check_environments(config),
         *check_model_files(config.model),

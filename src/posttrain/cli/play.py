@@ -74,6 +74,7 @@ def play(
 
 def _check(loaded: LoadedConfig[RunConfig]) -> None:
     """Check the configuration and the files that an episode needs. Raises: RequestError with all problems."""
+    from posttrain.config.roles import reads_references
     from posttrain.data.readers import check_files
     from posttrain.plan.checks.environments import check_environments
     from posttrain.plan.files import check_model_files
@@ -81,7 +82,11 @@ def _check(loaded: LoadedConfig[RunConfig]) -> None:
 
     config = loaded.config
     found = [
-        *check_files(config.data, needed=config.environment.train_episodes is None),
+        *check_files(
+            config.data,
+            needed=config.environment.train_episodes is None,
+            references=reads_references(config),
+        ),
         *check_rewards(config.reward),
         *check_environments(config),
         *check_model_files(config.model),

@@ -10,15 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from posttrain.cli.data_sources import data_source_problems
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
-from posttrain.config.roles import draws_no_prompts
+from posttrain.config.roles import draws_no_prompts, reads_references
 from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, is_switch, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.own_keys import OWN_KEYS
 from posttrain.dialects.scripts.names import is_script
-from posttrain.errors import ConfigError, DataError, Problem, RequestError, did_you_mean
+from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.plan.batch import plan_batches
 from posttrain.plan.checks.environments import check_environments
 from posttrain.plan.checks.images import SHOWN, image_problems, shows_pictures
@@ -298,7 +299,8 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
     data = loaded.config.data
     generated = loaded.config.environment
     own, none = data.dataset_class_file is not None, draws_no_prompts(loaded.config)
-    problems = check_own_files(data) if own else check_files(data, needed=generated.train_episodes is None and not none)
+    needed, references = generated.train_episodes is None and not none, reads_references(loaded.config)
+    problems = check_own_files(data) if own else check_files(data, needed=needed, references=references)
     problems += check_own_classes(loaded.config)
     counts: list[int | None] = [None, None]
     if not problems and not loaded.problems and not own:
@@ -309,10 +311,10 @@ def _look_at_files(loaded: LoadedConfig[RunConfig]) -> tuple[list[Problem], int 
                     (data.validation_files, generated.validation_episodes),
                 )
             ):
-                checked = [check_rows(file, data) for file in files]
+                checked = [check_rows(file, data, references=references) for file in files]
                 counts[index] = episodes or sum(rows for rows, _ in checked)
                 problems += [problem for _, found in checked for problem in found]
-            problems += _check_data_sources(loaded.config)
+            problems += data_source_problems(loaded.config)
         except DataError as error:
             problems += error.problems
     problems += other_file_problems(loaded.config)
@@ -357,7 +359,8 @@ def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
     from posttrain.data.readers import MAX_LISTED
 
     try:
-        found = first_images([*config.data.train_files, *config.data.validation_files], config.data)
+        files = [*config.data.train_files, *config.data.validation_files]
+        found = first_images(files, config.data, references=reads_references(config))
     except DataError as error:
         return error.problems, ""
     if not found.image_sizes:
@@ -366,31 +369,3 @@ def _look_at_images(config: RunConfig) -> tuple[list[Problem], str]:
     problems += check_reads_images(config.model, VISION_MODELS, CHOOSE_A_VISION_MODEL)
     problems += [*image_problems(config), *check_sees_alike(config)]
     return problems, f"in the first {found.rows} prompts: {found.images_text()}"
-
-
-def _check_data_sources(config: RunConfig) -> list[Problem]:
-    """Return the problems of data sources without a scorer. Raises: DataError when a file cannot be read."""
-    from posttrain.data.readers import data_sources
-    from posttrain.rewards.load import check_data_sources, needs_data_sources
-
-    # The sources of generated episodes are names in environment.named
-    generated = config.environment.train_episodes is not None
-    domains = {} if generated else config.data.domains
-    if not domains and not needs_data_sources(config.reward):
-        return []
-    training, held_out = (
-        {source: file for file in reversed(files) for source in sorted(data_sources(file, config.data))}
-        for files in (config.data.train_files, config.data.validation_files)
-    )
-    drawn = [source for domain in domains.values() for source in domain.sources]
-    problems = [
-        Problem(
-            f"the domain {name} has no row: no training file holds a data source {' or '.join(domain.sources)}",
-            fix=did_you_mean(domain.sources[0], list(training)),
-            field=f"data.domains.{name}.sources",
-        )
-        for name, domain in domains.items()
-        if not set(domain.sources) & set(training)
-    ]
-    scored = {source: file for source, file in training.items() if not domains or source in drawn}
-    return problems + check_data_sources(config.reward, held_out | scored)

@@ -49,6 +49,11 @@ class JudgeConfig(Section):
     """Devices of the judge, by number, a copy on each; null means all."""
 
 
+def shows_reference(judge: JudgeConfig) -> bool:
+    """Tell whether a judge's question holds the reference answer, as the usual one does."""
+    return judge.prompt_template is None or "{ground_truth}" in judge.prompt_template
+
+
 def judge_field(name: str) -> str:
     """Return the section of a judge in a configuration."""
     return f"reward.{JUDGE}" if name == JUDGE else f"reward.more_judges.{name}"

@@ -7,6 +7,7 @@ from typing import Literal
 from posttrain.config import RunConfig, TrainingConfig, TuneConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.distillation import ROLE, TeacherConfig
+from posttrain.config.judge import shows_reference
 from posttrain.config.lora import LoraConfig
 from posttrain.config.placement import PlacementConfig
 from posttrain.config.policy import LearnerConfig
@@ -132,6 +133,16 @@ def measures_nothing(config: RunConfig) -> bool:
     reward = config.reward
     scored = bool(reward.terms) or reward.model is not None or bool(reward.judges) or config.environment.used
     return config.distillation.alone and not scored
+
+
+def reads_references(config: RunConfig) -> bool:
+    """Tell whether a run depends on the reference answers of its data: an environment reads them, or rewards are learned from and
+    come of a term, a trained reward, a function that asks a served model, or a judge whose question shows them. Where teachers
+    alone are learned from, rewards are measured as far as the data allows."""
+    reward = config.reward
+    scored = bool(reward.terms) or reward.process is not None or reward.served is not None
+    scored = scored or any(shows_reference(judge) for judge in reward.judges.values())
+    return config.environment.used or (scored and not config.distillation.alone)
 
 
 def teachers_of(config: TrainingConfig) -> dict[str, TeacherConfig]:

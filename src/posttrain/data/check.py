@@ -97,7 +97,9 @@ def check_dataset(path: str, purpose: str, data: Purposed | None = None) -> Chec
     return found
 
 
-def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS) -> Checked:
+def first_images(
+    files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS, *, references: bool = True
+) -> Checked:
     """Check the first ``limit`` rows of the first file with images; of the last file when none has images. Invalid rows raise
     nothing.
 
@@ -106,7 +108,7 @@ def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS
     found = Checked()
     for path in files:
         found = Checked()
-        for row in islice(checked_rows(path, data, images=ImageRules.of(data)), limit):
+        for row in islice(checked_rows(path, data, images=ImageRules.of(data), references=references), limit):
             found.rows += 1
             if isinstance(row, Problem):
                 found.add(row)
@@ -117,9 +119,10 @@ def first_images(files: Sequence[str], data: DataConfig, limit: int = FIRST_ROWS
     return found
 
 
-def check_rows(path: str, data: DataConfig) -> tuple[int, list[Problem]]:
+def check_rows(path: str, data: DataConfig, *, references: bool = True) -> tuple[int, list[Problem]]:
     """Count the rows of a file of prompts and check them, before the model is loaded: all rows of a text file, which is read
-    through anyway, the first CHECKED_ROWS of a parquet file, and of files with images the first FIRST_ROWS.
+    through anyway, the first CHECKED_ROWS of a parquet file, and of files with images the first FIRST_ROWS. Without
+    ``references`` rows may lack a reference answer.
 
     Returns: the count, and the problems of the first bad rows (at most MAX_LISTED), and of rows that are templated already by the
     markers of a well-known family. Raises: DataError when it cannot be read.
@@ -129,7 +132,7 @@ def check_rows(path: str, data: DataConfig) -> tuple[int, list[Problem]]:
     problems: list[Problem] = []
     templated: list[tuple[str, str]] = []
     rows, whole = 0, True
-    for row in checked_rows(file, data, images=ImageRules.of(data)):
+    for row in checked_rows(file, data, images=ImageRules.of(data), references=references):
         rows += 1
         if isinstance(row, Problem):
             problems.append(row)

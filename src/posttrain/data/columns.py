@@ -66,7 +66,9 @@ class ColumnChoice:
     """Choice of the columns of one file, made at its header, or at its first row where each row has keys of its own.
 
     Args: ``prompts_only`` ignores all other columns; ``responses`` requires this column, and makes the prompt optional;
-        ``images`` includes the columns of images and videos, which may be absent.
+        ``images`` includes the columns of images and videos, which may be absent. Without ``references`` nothing is scored: the
+        reference answer is taken where a row has one, and may be absent unless its column is named; so may the task, under
+        its usual names.
     """
 
     def __init__(
@@ -76,8 +78,11 @@ class ColumnChoice:
         prompts_only: bool = False,
         responses: str | None = None,
         images: ImageRules | None = None,
+        references: bool = True,
     ):
         self.images = images
+        self.may_lack_reference = not references and data.ground_truth_column is None
+        self._references = references
         self._data = data
         self._prompts_only = prompts_only
         self._responses = responses
@@ -112,6 +117,8 @@ class ColumnChoice:
 
         def source() -> str | None:
             named = known.data_source if known else data.data_source_column
+            if not self._references and named in DATA_SOURCE and named not in names:
+                return None  # a default of the peers' files
             if named is not None or (known is None and set(DATA_SOURCE) & set(names)):
                 return take("data_source_column", named, DATA_SOURCE)
             # A misspelled column is an error, a missing one is not.
@@ -120,6 +127,8 @@ class ColumnChoice:
             return None
 
         def ground_truth() -> str | None:
+            if self.may_lack_reference:
+                return next(filter(has, GROUND_TRUTH), None)
             named = known.ground_truth if known else data.ground_truth_column
             if everything and named is None and (known or not any(map(has, GROUND_TRUTH))):
                 return None

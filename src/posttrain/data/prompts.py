@@ -64,12 +64,14 @@ def load_prompts(
     what: What,
     limit: int | None = None,
     processor: PromptImageReader | None = None,
+    references: bool = True,
 ) -> PromptSet:
     """Load all prompts of ``files``, in order and concatenated, or the first ``limit`` rows; ``what`` names the dataset in
     errors. From a "prompt" dataset only the prompts are read, as for generation.
 
     With ``data.filter_workers`` > 1 that many processes tokenise; prompts and their order stay the same. ``processor`` belongs
-    to a vision model; a prompt with images is never truncated, since part of an image is invalid.
+    to a vision model; a prompt with images is never truncated, since part of an image is invalid. Without ``references`` rows may
+    lack a reference answer.
 
     Raises: ModelError when the tokenizer has no chat template, or rows have images and there is no ``processor``; DataError
     with the bad rows of all files, with prompts that are templated already (``templated_prompts: error``), with those that are
@@ -84,7 +86,7 @@ def load_prompts(
         problems += [replace(each, field=f"data.source_template_options.{source}") for each in found]
     if problems:
         raise ModelError(problems)
-    rows, names = _read(files, data, prompts_only=what == "prompt")
+    rows, names = _read(files, data, prompts_only=what == "prompt", references=references)
     rows, names = rows[:limit], names[:limit]
     field = FIELDS[what]
     if not rows:
@@ -179,14 +181,18 @@ def file_labels(files: Sequence[str]) -> list[str]:
     return labels
 
 
-def _read(files: Sequence[str], data: DataConfig, *, prompts_only: bool) -> tuple[list[DatasetRow], list[str]]:
+def _read(
+    files: Sequence[str], data: DataConfig, *, prompts_only: bool, references: bool
+) -> tuple[list[DatasetRow], list[str]]:
     """Read the rows of all files. Returns: rows, and their prompt ids, such as train.parquet:17."""
     rows: list[DatasetRow] = []
     names: list[str] = []
     problems: list[Problem] = []
     for file, label in zip(files, file_labels(files), strict=True):
         try:
-            for row in read_rows(file, data, prompts_only=prompts_only, images=ImageRules.of(data)):
+            for row in read_rows(
+                file, data, prompts_only=prompts_only, images=ImageRules.of(data), references=references
+            ):
                 rows.append(row)
                 names.append(f"{label}:{row.number}")
         except DataError as error:

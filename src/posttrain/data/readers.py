@@ -58,17 +58,21 @@ def read_rows(
     prompts_only: bool = False,
     responses: str | None = None,
     images: ImageRules | None = None,
+    references: bool = True,
 ) -> Iterator[DatasetRow]:
     """Yield the rows of one file, in order.
 
     Args: ``prompts_only`` reads no other column, so that the others may hold anything; ``responses`` names the column with
-        the responses, and makes the prompt optional; ``images`` reads images, too.
+        the responses, and makes the prompt optional; ``images`` reads images, too; without ``references`` rows may lack a
+        reference answer.
     Raises: DataError when the file cannot be read, or with the first bad rows (at most MAX_LISTED). Rows before the
     first bad one are yielded before it is raised.
     """
     problems: list[Problem] = []
     try:
-        for row in checked_rows(path, data, prompts_only=prompts_only, responses=responses, images=images):
+        for row in checked_rows(
+            path, data, prompts_only=prompts_only, responses=responses, images=images, references=references
+        ):
             if isinstance(row, Problem):
                 problems.append(row)
                 if len(problems) == MAX_LISTED:
@@ -88,13 +92,14 @@ def checked_rows(
     prompts_only: bool = False,
     responses: str | None = None,
     images: ImageRules | None = None,
+    references: bool = True,
 ) -> Iterator[DatasetRow | Problem]:
     """Yield every row of a file, or its problem; see ``read_rows``.
 
     Raises: DataError when the file cannot be read, or lacks a column.
     """
     file = Path(path).expanduser()
-    choice = ColumnChoice(data, prompts_only=prompts_only, responses=responses, images=images)
+    choice = ColumnChoice(data, prompts_only=prompts_only, responses=responses, images=images, references=references)
     by_row = kind_of(file) in ("json", "jsonl")  # every row has keys of its own; missing keys are problems of that row
     for number, record in enumerate(records(file, None if by_row else choice)):
         try:
@@ -108,14 +113,14 @@ def checked_rows(
             yield _row(record, number, file, choice)
 
 
-def data_sources(path: str | Path, data: Named, *, responses: str | None = None) -> set[str]:
+def data_sources(path: str | Path, data: Named, *, responses: str | None = None, references: bool = True) -> set[str]:
     """Return the distinct task names of a file. Of a parquet file only that column is read, other kinds are read through.
 
     Raises: DataError when the file cannot be read or lacks a column. Invalid cells are ignored here: opening the dataset
         reports them with their rows.
     """
     file = Path(path).expanduser()
-    choice = ColumnChoice(data, responses=responses)
+    choice = ColumnChoice(data, responses=responses, references=references)
     if is_whole_parquet(file):
         with readable(file), pq.ParquetFile(file) as table:
             column = parquet_columns(table, file, choice).data_source
@@ -129,16 +134,18 @@ def data_sources(path: str | Path, data: Named, *, responses: str | None = None)
     return {value for value in values if isinstance(value, str) and value}
 
 
-def check_files(data: DataConfig, *, needed: bool = True) -> list[Problem]:
+def check_files(data: DataConfig, *, needed: bool = True, references: bool = True) -> list[Problem]:
     """Return the problems of the dataset files that can be found without reading them through: existence, kind, columns,
-    the first row; with ``needed``, at least one file to train on. Raises nothing."""
+    the first row; with ``needed``, at least one file to train on; without ``references``, rows may lack a reference answer.
+    Raises nothing."""
     problems = []
     for field in ("train_files", "validation_files"):
         files = getattr(data, field)
         if field == "train_files" and not files and needed:
             problems.append(Problem("there is no training file", fix="name at least one", field="data.train_files"))
         for path in files:
-            problems += check_file(path, ColumnChoice(data, images=ImageRules.of(data)), f"data.{field}")
+            choice = ColumnChoice(data, images=ImageRules.of(data), references=references)
+            problems += check_file(path, choice, f"data.{field}")
     return problems
 
 
@@ -180,7 +187,7 @@ def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoic
         if not isinstance(source, str) or not source:
             raise _BadValue(f"holds {described(source)}; the name of a task is expected")
         field, column = "ground_truth_column", columns.ground_truth or ""
-        truth = drill(record, column) if column else None
+        truth = _reference(record, column, choice) if column else None
         field, column = "extra_info_column", columns.extra_info
         extra = record.get(column)
         if extra is not None and not isinstance(extra, Mapping):
@@ -199,6 +206,16 @@ def _row(record: Mapping[str, Any], number: int, file: Path, choice: ColumnChoic
         responses=responses,
         images=images,
     )
+
+
+def _reference(record: Mapping[str, Any], column: str, choice: ColumnChoice) -> Any:
+    """Return the reference answer of a row; None where it may be absent, and is. Raises: Unreachable."""
+    try:
+        return drill(record, column)
+    except Unreachable:
+        if choice.may_lack_reference:
+            return None
+        raise
 
 
 def _with_images(

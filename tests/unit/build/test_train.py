@@ -8,6 +8,7 @@ import pytest
 
 from posttrain.build.train import run_plan
 from posttrain.config import RunConfig
+from posttrain.config.roles import reads_references
 from posttrain.plan.batch import plan_batches
 
 TWO_MINI_BATCHES = {"policy": {"sequences_per_mini_batch": 32}}  # of the 8 x 8 sequences of a step
@@ -54,3 +55,32 @@ def test_statistics_of_a_step_are_over_each_environment_on_request(by_name: bool
     config = RunConfig.model_validate(sections)
     batches, _ = plan_batches(config, training_prompts=100)
     assert batches is not None and run_plan(config, batches, []).step.parts == parts
+
+
+TEACHER = {"teachers": {"big": {"path": "x"}}}
+JUDGE = {"path": "x", "prompt_template": "Is this polite? {response}"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "needed"),
+    [
+        ({}, True),
+        ({"distillation": TEACHER}, False),
+        ({"distillation": TEACHER | {"with_rewards": True}}, True),
+        ({"reward": {"terms": [], "model": {"path": "x"}}}, False),
+        ({"reward": {"terms": [], "judge": {"path": "x"}}}, True),  # the usual question shows the reference
+        ({"reward": {"terms": [], "judge": JUDGE}}, False),
+        ({"distillation": TEACHER, "environment": {"name": "search"}}, True),
+    ],
+)
+def test_reference_answers_are_needed_where_something_learned_from_reads_them(sections: Any, needed: bool) -> None:
+    assert reads_references(RunConfig.model_validate({"model": {"path": "x"}, "data": {}} | sections)) is needed
+
+
+@pytest.mark.parametrize(("with_rewards", "share"), [(True, 0.5), (False, 1.0)])
+def test_rewards_that_are_only_measured_stop_no_run(with_rewards: bool, share: float) -> None:
+    sections = {"model": {"path": "x"}, "data": {"train_files": ["x"]}}
+    sections |= {"distillation": TEACHER | {"with_rewards": with_rewards}}
+    config = RunConfig.model_validate(sections)
+    batches, _ = plan_batches(config, training_prompts=100)
+    assert batches is not None and run_plan(config, batches, []).step.max_invalid_share == share

@@ -349,3 +349,31 @@ def test_half_a_character_is_named_with_its_row_and_column(tmp_path, name):
         DataError, match=r"(line 2|row 1) of a\.jsonl?: column prompt holds half a character, '\\ud83d'"
     ):
         list(read_records(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.csv"])
+def test_a_run_without_rewards_wants_no_reference_answers(tmp_path, data_config, name):
+    path = tmp_path / name
+    if name == "a.csv":
+        path.write_text("prompt\none\ntwo\n")
+    else:
+        write(path, [{"prompt": "one"}, {"prompt": "two"}])
+    data = data_config(train_files=[str(path)], data_source_column="data_source")  # verl's default for that column
+
+    assert [problem.field for problem in check_files(data)] == ["data.data_source_column", "data.ground_truth_column"]
+    assert check_files(data, references=False) == []
+    rows = list(read_rows(path, data, references=False))
+    assert [(row.ground_truth, row.data_source) for row in rows] == [(None, "a"), (None, "a")]
+
+
+def test_reference_answers_that_nothing_needs_are_read_where_they_are(tmp_path, data_config):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "one", "answer": "1"}, {"prompt": "two"}])
+
+    assert [row.ground_truth for row in read_rows(path, data_config(), references=False)] == ["1", None]
+    with pytest.raises(DataError, match=r"row 1 of a\.jsonl has no column 'answer'"):
+        list(read_rows(path, data_config()))
+    named = data_config(train_files=[str(path)], ground_truth_column="answr", data_source_column="tsk")
+    assert [problem.fix for problem in check_files(named, references=False)] == [
+        "add it, or name another with data.data_source_column",
+        "did you mean data.ground_truth_column=answer?",
+    ]
