@@ -138,5 +138,30 @@ def test_kept_responses_are_trained_on_without_sampling(
     assert gaps[0][3]["gap/mean"] != gaps[1][3]["gap/mean"]
 
 
+def test_a_step_sampled_ahead_is_kept_as_well(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of one_step are those of weights one version older; the second run reads them in every step."""
+    ahead = changed(
+        config,
+        run={"folder": str(tmp_path / "run")},
+        rollout={"replay_folder": str(tmp_path / "kept")},
+        data={"validation_files": []},
+        tracking={"batches_every_steps": None},
+        asynchronous={"mode": "one_step"},
+        checkpoint={"every_steps": None},
+    )
+    train_run(ahead)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [f"step_{n}.jsonl" for n in (1, 2, 3)]
+    for name in ("collect", "respond"):
+        monkeypatch.setattr(f"posttrain.steps.one_step.{name}", lambda *_: pytest.fail("the step was sampled"))
+    again = changed(ahead, run={"folder": str(tmp_path / "again")}, policy={"optimizer": {"lr": 1e-2}})
+    train_run(again)
+    for step in (1, 2, 3):
+        first, second = (responses_of(folder_of(one), step) for one in (ahead, again))
+        assert first == second and len(first) == 6
+    assert responses_of(folder_of(ahead), 3) != responses_of(folder_of(config), 3)  # which the newest weights sampled
+
+
 def responses_of(folder: Path, step: int) -> list[str]:
     return [json.loads(row)["response"] for row in (folder / "samples" / f"step_{step}.jsonl").read_text().splitlines()]

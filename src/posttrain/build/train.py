@@ -159,10 +159,12 @@ def under_way_with(
             started.callback(worlds.host.close)
             players = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
-        sampler = None
+        sampler, responses = None, kept_responses(config, trackers.message)
         if plan.asynchronous:
             by_id = {prompt.prompt_id: prompt for prompt in prompts}
-            sampler = rl_async.sampler_of(players, scorer, loader, by_id, plan, plan.asynchronous, folder.path, script)
+            sampler = rl_async.sampler_of(
+                players, scorer, loader, by_id, plan, plan.asynchronous, folder.path, script, responses
+            )
             if isinstance(sampler, Apart):
                 roles = replace(roles, weight_sync=sampler)
         progress = Progress(
@@ -201,7 +203,7 @@ def under_way_with(
                 plan=plan,
                 run=run,
                 token_texts=token_texts_of(tokenizer),
-                responses=kept_responses(config, trackers.message),
+                responses=responses,
             )
             yield Training(parts=parts, ahead=sampler, tokenizer=tokenizer)
 

@@ -17,6 +17,7 @@ from posttrain.dialects.value_types import parse_type
 # The end of a section's name -> the lists of option_names.json
 _LISTS = {
     r"engine_kwargs\.vllm|vllm_config|vllm_kwargs": ("vllm",),
+    r"(vllm|engine_kwargs|vllm_config|vllm_kwargs)\.compilation_config": ("vllm_compilation",),
     r"engine_kwargs\.sglang|sglang_config": ("sglang",),
     r"engine_init_kwargs": ("vllm", "sglang"),
     r"strategy_config": ("vllm", "sglang", "megatron", "verl_fsdp"),

@@ -16,6 +16,7 @@ from posttrain.loops.rl_sync import GroupSource, run_rl
 from posttrain.records.plans import StepPlan
 from posttrain.records.prompts import Prompt
 from posttrain.run.clock import MAIN, Clock
+from posttrain.run.kept_responses import KeptResponses
 from posttrain.run.schedule import Schedule
 from posttrain.steps.ahead import Ahead
 from posttrain.steps.apart import Apart
@@ -36,8 +37,10 @@ def sampler_of(
     asynchronous: AsyncPlan,
     folder: Path,
     script: Script | None = None,
+    responses: KeptResponses | None = None,
 ) -> Sampler:
-    """The sampler of a mode. Args: prompts of the run, by id; folder of the run; script, recorded decisions to be made again."""
+    """The sampler of a mode. Args: prompts of the run, by id; folder of the run; script, recorded decisions to be made again;
+    responses that are kept, of whole batches."""
     bounds = Bounds.of(
         asynchronous.staleness_steps,
         groups_per_step=plan.step.prompts,
@@ -57,6 +60,7 @@ def sampler_of(
             in_thread=asynchronous.in_thread,
             wait_timeout_s=asynchronous.wait_timeout_s,
             folder=folder / "ahead",
+            **({"kept": responses.of_step} if responses else {}),
         )
     groups = OpenGroups(
         roles,

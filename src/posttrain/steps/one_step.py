@@ -40,6 +40,7 @@ LANE = "sampler"  # of the clock, while the loop trains
 LOOK_S = 0.1  # between two looks for a sampler that needs weights
 LEAVE_S = 10.0  # for a thread to end that is no longer needed
 
+Collect = Callable[..., list[TrajectoryGroup]]
 OneStepSnapshot = tuple[Mapping[str, Any], AnySelection | None, bool, tuple[float, float]]
 
 
@@ -47,7 +48,8 @@ class OneStepAhead:
     """The groups of every step, sampled during the step before; ``sample`` gives those of a step.
 
     Args: prompts of the run, by id; plan_of(step); in_thread, the sampler works while the loop trains; folder, for the weights
-        of a batch that is owed (see run.progress.AheadOfTraining).
+        of a batch that is owed (see run.progress.AheadOfTraining); kept(step, collect) returns the ``collect`` of a step whose
+        responses may be kept from before.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class OneStepAhead:
         in_thread: bool,
         wait_timeout_s: float,
         folder: Path,
+        kept: Callable[[int, Collect], Collect] = lambda step, collect: collect,
     ):
+        self._kept = kept
         self.ledger = Ledger(bounds)
         self.sampled_tokens = 0  # in the step under way
         self.consumed: list[Entry] = []  # by the step under way
@@ -84,8 +88,8 @@ class OneStepAhead:
         """The groups of step ``number``; the sampling of the next step's begins."""
         self.sampled_tokens, self._clock = 0, clock
         if self._owed:
-            self._sample_owed(plan, clock)
-        selection = self._next or self._sample(plan, clock)
+            self._sample_owed(number, plan, clock)
+        selection = self._next or self._sample(number, plan, clock)
         if self._next is None:
             self._admit(selection)
         self._next, self.epochs = None, self._next_epochs
@@ -97,9 +101,9 @@ class OneStepAhead:
             following = self._plan_of(number + 1)
             if self._in_thread:
                 self._position = self._loader.state()
-                self._begin(following, clock.in_lane(LANE), self._roles.policy.version)
+                self._begin(number + 1, following, clock.in_lane(LANE), self._roles.policy.version)
             else:
-                self._have_next(self._sample(following, clock))
+                self._have_next(self._sample(number + 1, following, clock))
         return selection
 
     def before_sync(self) -> None:
@@ -132,16 +136,16 @@ class OneStepAhead:
             self._roles.beside.leave()
             wait([self._sampling], LEAVE_S)
 
-    def _sample(
-        self, plan: StepPlan, clock: PhaseClock, collected_by: Callable[..., list[TrajectoryGroup]] = collect
-    ) -> AnySelection:
-        selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, collected_by=collected_by)
+    def _sample(self, number: int, plan: StepPlan, clock: PhaseClock, collected_by: Collect = collect) -> AnySelection:
+        kept = self._kept(number, collected_by)
+        selection = sample_groups(self._roles, self._scorer, self._loader, plan, clock, collected_by=kept)
         self.sampled_tokens += selection.sampled_tokens
         self._next_epochs = self._loader.epochs
         return selection
 
-    def _begin(self, plan: StepPlan, clock: PhaseClock, held: int) -> None:
-        """Sample in a thread; a pool would hold up the end of the process. Args: held, the version that the step starts with."""
+    def _begin(self, number: int, plan: StepPlan, clock: PhaseClock, held: int) -> None:
+        """Sample in a thread; a pool would hold up the end of the process. Args: held, the version that the step before
+        starts with."""
         result = self._sampling = Future[AnySelection]()
 
         def collected(roles: Roles, *asked: Any) -> list[TrajectoryGroup]:
@@ -154,7 +158,7 @@ class OneStepAhead:
             beside = self._roles.beside
             try:
                 with beside.beside_training() if beside else nullcontext():
-                    result.set_result(self._sample(plan, clock, collected))
+                    result.set_result(self._sample(number, plan, clock, collected))
             except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
                 result.set_exception(error)
 
@@ -188,14 +192,14 @@ class OneStepAhead:
         if self._roles.beside and not self._roles.beside.keep_weights(self.folder):
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _sample_owed(self, plan: StepPlan, clock: PhaseClock) -> None:
+    def _sample_owed(self, number: int, plan: StepPlan, clock: PhaseClock) -> None:
         """Sample the batch that is owed to this step, with the weights that were kept for it; where there are none, with the
         present ones, as its versions show. The ledger has it as the step before would have entered it."""
         roles, folder = self._roles, self.folder
         assert folder is not None
         if roles.beside and folder.is_dir():
             roles.beside.take_kept(folder)
-        selection = self._sample(plan, clock, respond)
+        selection = self._sample(number, plan, clock, respond)
         roles.weight_sync.publish(roles.policy, roles.rollout)
         with self.ledger.in_the_step_before():
             self._have_next(selection)

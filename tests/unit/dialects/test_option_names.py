@@ -43,6 +43,7 @@ def test_an_option_of_two_libraries_with_two_types_is_of_any() -> None:
     [
         ("verl", "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_batched_tokenss=8192", "max_num_batched_tokens"),
         ("verl", "+actor_rollout_ref.rollout.engine_kwargs.sglang.attenton_backend=fa3", "attention_backend"),
+        ("verl", "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cdagraph_mode=FULL", "cudagraph_mode"),
         ("verl", "+actor_rollout_ref.model.override_config.attn-implementation=eager", "attn_implementation"),
         ("verl", "+actor_rollout_ref.actor.torchtitan.atttn_type=flex", "attn_type"),
         ("verl", "+critic.megatron.optimizer-offload=true", "optimizer_offload"),

@@ -89,6 +89,12 @@ def test_every_key_that_is_no_users_own_has_a_type(dialect: str) -> None:
     [
         ("verl", "sft", "+engine.vanilla_mbridge=maybe", "bool | null"),
         ("verl", "train", "+actor_rollout_ref.actor.mindspeed.vanilla_mbridge=maybe", "bool | null"),
+        (
+            "verl",
+            "train",
+            "+actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=two",
+            "int from 1 | null",
+        ),
         ("verl", "train", "+actor_rollout_ref.actor.checkpoint.mbridge_config.memory_efficient=fast", "bool | null"),
         ("skyrl", "train", "environment.skyrl_gym.max_env_workers={a: 1}", "int"),
         ("roll", "train", "actor_train.sequence_packing_args.max_packed_sequence_length_train=long", "int | null"),

@@ -77,12 +77,15 @@ def _replay_problems(config: RunConfig) -> Iterator[Problem]:
         return
     for clashes, other in (
         (config.environment.used, "episodes of an environment"),
-        (config.asynchronous.is_on, "groups that are sampled ahead (asynchronous.mode)"),
+        (
+            config.asynchronous.mode in ("colocate", "separate"),
+            "groups that newer weights may continue (asynchronous.mode; one_step keeps them)",
+        ),
         (config.rollout.routing_replay, "the experts of each token (rollout.routing_replay)"),
     ):
         if clashes:
             yield Problem(
-                f"{field} keeps single-turn responses of synchronous steps, not {other}",
+                f"{field} keeps single-turn responses of whole batches, not {other}",
                 fix=f"use {field}=null",
                 field=field,
             )

@@ -13,6 +13,7 @@ from posttrain.dialects.verl.strategies import MEGATRON, MINDSPEED
 _ONE_TEACHER = "distillation.teacher_model"
 _MIGRATED = "reward."  # verl replaces what its own files hold here by what is written under the earlier names
 _ITS_DEVICES = ("enable_resource_pool", "n_gpus_per_node", "nnodes")
+_LOSSES_OF_EXPERTS = ("moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff")
 _ONLY_MINDSPEEDS = ("strategy", "mcore_kwargs", "llm_kwargs", "fsdp_kwargs", "mm_kwargs", "_target_")
 # Sections that hold a role's ulysses_sequence_parallel_size besides the role itself, whose own counts where it is above 1.
 _ULYSSES = ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", "critic.model.fsdp_config"), ("critic", "critic.fsdp"))
@@ -83,3 +84,7 @@ def _read_model_engine(keys: Reader) -> None:
         for name, value in keys.section(f"{section}.{MINDSPEED}").items():
             if name not in _ONLY_MINDSPEEDS:
                 keys.put(f"{section}.{MEGATRON}.{name}", value)
+        for arguments in ("mcore_kwargs", "llm_kwargs"):
+            for name in _LOSSES_OF_EXPERTS:
+                if (value := get(keys, f"{section}.{MINDSPEED}.{arguments}.{name}")) is not None:
+                    keys.put(f"{section}.{MEGATRON}.override_transformer_config.{name}", value)

@@ -72,6 +72,7 @@ class ExpertOptions(Options):
     moe_token_drop_policy: Any = ignored(_NONE_DROPPED)
     moe_shared_expert_overlap: Any = ignored("shared experts are computed before tokens travel")
     moe_permute_fusion: Any = ignored(_NO_KERNELS)
+    moe_permutation_async_comm: Any = ignored("tokens that travel are waited for")
     moe_enable_deepep: Any = ignored(f"{DISPATCHER} says how tokens travel: {' or '.join(DISPATCHERS)}")
 
 

@@ -46,7 +46,16 @@ _OWN_FILES = "weights come from and go to Hugging Face folders, which every engi
 _STAYS = "weights and gradients stay where they are between phases"
 _MESSAGES = "messages between devices are sent when they are due, and waited for"
 _MODEL = "the model is built from its config.json"
+_STAGES = (
+    "which stage holds a layer changes no number; num_layers_in_first_pipeline_stage and its like move layers here"
+)
 _ADDED_UP = "gradients are added up at the update, without Megatron's wrapper"
+# Options that may be 0 alone, and why
+_NONE_OF_IT = {
+    "dsa_indexer_loss_coeff": "the indexer of sparse attention has no loss of its own here",
+    "attention_dropout": "nothing is dropped out here, so that a token's log-prob is the same in every pass",
+    "hidden_dropout": "nothing is dropped out here, so that a token's log-prob is the same in every pass",
+}
 Count = Annotated[int, Strict()] | None
 
 
@@ -121,7 +130,13 @@ class TransformerOptions(ExpertOptions):
     use_megatron_fsdp: Any = ignored("where weights lie between layers changes no number")
     dynamic_context_parallel: Any = ignored("all sequences are split over the same devices, with the same numbers")
     max_seqlen_per_dp_cp_rank: Any = ignored("all sequences are split over the same devices, with the same numbers")
+    sequence_packing_scheduler: Any = ignored("all sequences are split over the same devices, with the same numbers")
+    cp_partition_mode: Any = ignored("all sequences are split over the same devices, with the same numbers")
     context_parallel_algo: Any = ignored(_MESSAGES)
+    pipeline_num_transformer_layers: Any = ignored(_STAGES)
+    pipeline_model_parallel_layout: Any = ignored(_STAGES)
+    tensor_model_parallel_size: Any = ignored("tensor_parallel says it")
+    pipeline_model_parallel_size: Any = ignored("pipeline_parallel says it")
     entropy_from_logits_with_chunking: Any = ignored("entropy is computed in chunks anyhow")
     entropy_from_logits_chunk_size: Any = ignored("entropy is computed in chunks of a size of its own")
     forward_only: Any = ignored("a role that is not trained has no gradients anyhow")
@@ -138,7 +153,18 @@ class TransformerOptions(ExpertOptions):
     use_naive_l2norm: Any = ignored(_NO_KERNELS)
     use_fused_rotary_pos_emb: Any = ignored(_NO_KERNELS)
     use_fused_mhc: Any = ignored(_NO_KERNELS)
+    use_triton_gdn: Any = ignored(_NO_KERNELS)
+    use_ascend_gdn: Any = ignored(_NO_KERNELS)
+    use_arbitrary_attention_mask: Any = ignored(_NO_KERNELS)
     apply_dsa_kernel_fusion: Any = ignored(_NO_KERNELS)
+    dsa_indexer_loss_coeff: float = option(0.0, ge=0.0, fix="use 0")
+    """Weight of the loss that teaches the indexer of sparse attention (DeepSeek V3.2 and V4) which tokens to read: 0 alone, as
+    no such loss is computed."""
+    dsa_indexer_use_sparse_loss: Any = ignored("dsa_indexer_loss_coeff is 0: there is no such loss")
+    attention_dropout: float = option(0.0, ge=0.0, fix="use 0")
+    """Share of attention weights that are dropped out: 0 alone."""
+    hidden_dropout: float = option(0.0, ge=0.0, fix="use 0")
+    """Share of activations that are dropped out: 0 alone."""
     fp8: Any = ignored(_NO_8_BITS)
     fp8_recipe: Any = ignored(_NO_8_BITS)
     fp8_param: Any = ignored(_NO_8_BITS)
@@ -196,6 +222,9 @@ def megatron_settings(options: Mapping[str, Any], *, role: str = "policy") -> Re
         what = f"{_LAYERS_PER_CHUNK} and {other} both say how many layers a stage has at a time"
         fix = f"remove {wheres[_LAYERS_PER_CHUNK]}" + ("" if other == CHUNKS else f", and use {CHUNKS}")
         problems.append(Problem(what, fix=fix, field=wheres[_LAYERS_PER_CHUNK]))
+    for name, why in _NONE_OF_IT.items():
+        if given.get(name):
+            problems.append(Problem(f"{name}={given[name]:g}: {why}", fix=f"use {name}=0", field=wheres[name]))
     if given.get(DISPATCHER) == FLEX:
         warnings.append(f"{wheres[DISPATCHER]}={FLEX} has no effect: tokens travel by alltoall, to the same experts")
     if given.get(BALANCE) and balances_none(given):

@@ -108,6 +108,8 @@ def test_the_optimizer_can_rest_and_tokens_can_stay() -> None:
             {"num_layers_per_virtual_pipeline_stage": 1, "num_layers_in_first_pipeline_stage": 2},
             "both say how many layers a stage has at a time",
         ),
+        ({"dsa_indexer_loss_coeff": 0.01}, "the indexer of sparse attention has no loss of its own here"),
+        ({"override_transformer_config": {"hidden_dropout": 0.1}}, "nothing is dropped out here"),
     ],
 )
 def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
@@ -133,6 +135,12 @@ def test_what_is_wrong(options: dict[str, Any], said: str) -> None:
             "override_transformer_config.apply_rope_fusion has no",
         ),
         ({"param_offload": True}, "weights and gradients stay where they are"),
+        (
+            {"override_transformer_config": {"dsa_indexer_loss_coeff": 0.0, "dsa_indexer_use_sparse_loss": True}},
+            "dsa_indexer_loss_coeff is 0",
+        ),
+        ({"pipeline_num_transformer_layers": [[6], [8]]}, "which stage holds a layer changes no number"),
+        ({"override_transformer_config": {"use_ascend_gdn": True, "attention_dropout": 0.0}}, "without the kernels"),
         ({"recompute_num_layers": 2}, "recompute_num_layers has no effect: recompute_granularity is null"),
     ],
 )
