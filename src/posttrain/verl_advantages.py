@@ -81,7 +81,8 @@ def find_in_trainer(file: Path, name: str) -> TrainerEstimator | None:
 
 def checkout_of(file: Path) -> Path:
     """The folder from which the modules of a checkout are imported, by its trainer's file."""
-    return file.parents[len(Path(TRAINER).parts) - 1]
+    holds_verl = (each for each in file.absolute().parents if (each / TRAINER).is_file())
+    return next(holds_verl, file.absolute().parent)
 
 
 def keys_handed(file: Path) -> frozenset[str]:
@@ -97,7 +98,7 @@ def _found(file: Path, name: str, changed: int) -> TrainerEstimator | None:
     source = parsed(file)
     member = _member_of(source, name) if source is not None else ""
     functions = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)} if source else {}
-    if source is None or not member or FUNCTION not in functions or len(file.parents) < len(Path(TRAINER).parts):
+    if source is None or not member or FUNCTION not in functions:
         return None
     test = f"{_SWITCH} == {member}"
     branch = next((node for node in _ifs(functions[FUNCTION]) if ast.unparse(node.test) == test), None)

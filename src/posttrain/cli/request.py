@@ -17,7 +17,7 @@ from posttrain.config.roles import draws_no_prompts, reads_references
 from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, is_switch, read_config, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.dialects.own_keys import OWN_KEYS
+from posttrain.dialects.scripts.asks import Ask, asked
 from posttrain.dialects.scripts.names import is_script
 from posttrain.errors import ConfigError, DataError, Problem, RequestError
 from posttrain.plan.batch import plan_batches
@@ -180,7 +180,7 @@ def load_request(
     Raises: RequestError for unknown options and for files that cannot be read.
     """
     notes: tuple[str, ...] = ()
-    asks: tuple[Problem, ...] = ()
+    asks: tuple[Ask, ...] = ()
     lost: tuple[Problem, ...] = ()
     arguments, given = take_settings(arguments)
     if given and not (arguments and is_script(arguments[0])):
@@ -219,13 +219,13 @@ def load_request(
         drop_unknown=drop_unknown,
         skip_files=skip_files,
     )
-    named = " ".join(word for word in overrides if OWN_KEYS in word)
-    open_questions = [each for each in asks if each.field not in named]
+    open_questions, confirmed = asked(asks, loaded.words.value) if loaded.words is not None else ([], [])
     if lost:
         problems = (*lost, *loaded.problems) if loaded.problems else ()
         loaded = replace(loaded, problems=problems, slips=(*lost, *loaded.slips))
     if open_questions:
         loaded = replace(loaded, unsupported=(*loaded.unsupported, *open_questions))
+    notes = (*notes, *confirmed)
     return loaded.warned(notes) if notes else loaded
 
 

@@ -33,6 +33,9 @@ def read_by_managers(keys: Reader) -> set[str]:
     """The user's own keys that the environments of such a fork, or the rules about them, read."""
     if not plays_managers(keys):
         return set()
-    handed = keys_handed(Path(TRAINER))  # of the checkout in the current folder
+    named = value_at(
+        keys.values, f"{OUR_SECTION}.advantage.path"
+    )  # of a recipe's trainer; else that of the current folder
+    handed = keys_handed(Path(named if isinstance(named, str) else TRAINER))
     found = {each.key for each in keys.own if each.key.startswith(_SECTIONS) or each.key in handed}
     return found | {each.key for each in keys.own if each.key in (PENALIZES, COEFFICIENT)}

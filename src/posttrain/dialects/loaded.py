@@ -29,6 +29,10 @@ class UserWords(Protocol):
         """Return the written keys that count a field of ours in another way, each with its value and its conversion."""
         ...
 
+    def value(self, key: str) -> Any:
+        """Return the value of a key of the dialect, written or default; NOTHING without one."""
+        ...
+
     def translate(self, problems: Iterable[Problem]) -> list[Problem]: ...
 
 

@@ -12,6 +12,7 @@ from posttrain.config.base import Section
 from posttrain.config.reading.keys import field_of
 from posttrain.config.reading.sources import SourceMap
 from posttrain.dialects.ledger import ABSENT, Key, Ledger
+from posttrain.dialects.trees import NOTHING, value_at
 from posttrain.errors import Problem
 from posttrain.settings import is_number
 
@@ -26,6 +27,7 @@ class WrittenKeys(Protocol):
 
     ledger: Ledger
     sources: SourceMap
+    values: Any  # the whole configuration, as a tree
     # Our fields whose names hold the user's own words, such as an environment's tag, by their keys
     origins: dict[str, str]
 
@@ -88,6 +90,12 @@ class Words:
         """Return the written key that an open-ended row (``options.**``) stands for; the row's own name without one."""
         section = key.removesuffix(".**")
         return f"{section}{rest}" if section != key and rest and self._reader.written(f"{section}{rest}") else key
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key of the dialect, written or default; NOTHING without one."""
+        found = value_at(self._reader.values, key)
+        row = self._ledger.find(key)
+        return self._reader[key] if found is NOTHING and row is not None and row.default is not ABSENT else found
 
     def where(self, field: str) -> str:
         key = self.key(field)

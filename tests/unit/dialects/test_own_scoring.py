@@ -137,9 +137,15 @@ def test_a_changed_dapo_manager_has_the_penalty_itself(tmp_path: Path, monkeypat
 
 def test_what_only_the_program_computes_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, main=LATER_MAIN, naive=NAIVE.format(arguments=", judge=None"), scores="")
-    (problem,) = launched(tmp_path, monkeypatch).problems
+    loaded = launched(tmp_path, monkeypatch)
+    (problem,) = loaded.unsupported
+    assert not loaded.problems
     assert "main_ppo.py:7 hands judge=judge to NaiveRewardManager, which only that program computes" in problem.what
-    assert problem.fix.endswith("judge=VALUE; null is what NaiveRewardManager does without it")
+    assert "judge=VALUE; null is what NaiveRewardManager does without it; or confirm by name" in problem.fix
+    confirmed = launched(tmp_path, monkeypatch, "+posttrain.own_keys=[NaiveRewardManager]")
+    assert (confirmed.problems, confirmed.unsupported) == ((), ())
+    assert any("confirmed by name (NaiveRewardManager)" in each for each in confirmed.warnings)
+    assert [term.kind for term in confirmed.config.reward.terms] == ["function"]
     (term,) = launched(tmp_path, monkeypatch, "+reward_model.reward_kwargs.judge=null").config.reward.terms
     assert term.options == {"judge": None}
 

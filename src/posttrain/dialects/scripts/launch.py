@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from posttrain.dialects.scripts.asks import Ask
 from posttrain.dialects.scripts.base_files import arguments_of, check_refused
 from posttrain.dialects.scripts.commands import run_text, substitute
 from posttrain.dialects.scripts.names import NUMBERED, SeveralTrainers
@@ -43,7 +44,7 @@ class Launch:
     dialect: str
     line: int
     notes: tuple[str, ...] = ()
-    asks: tuple[Problem, ...] = ()  # what a run needs confirmed, by its field in posttrain.own_keys
+    asks: tuple[Ask, ...] = ()  # what a run needs confirmed, by its field in posttrain.own_keys
     lost: tuple[Problem, ...] = ()  # arguments that a shell does not pass, from which other problems may follow
 
 

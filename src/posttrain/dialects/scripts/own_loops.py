@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
+from posttrain.dialects.scripts.asks import Ask, Part
+from posttrain.dialects.scripts.guards import Guarded, guarded
 from posttrain.dialects.scripts.own_managers import DONE_HERE, handed_on, managers_of
 from posttrain.dialects.scripts.own_rewards import program_rewards, unknown_rewards
 from posttrain.dialects.scripts.own_sources import imports_of
@@ -20,8 +22,8 @@ from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
 from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
 from posttrain.dialects.words import OUR_SECTION, OWN_REWARDS
-from posttrain.errors import Problem
-from posttrain.verl_advantages import find_in_trainer
+from posttrain.verl_advantages import TRAINER as VERLS_TRAINER
+from posttrain.verl_advantages import TrainerEstimator, find_in_trainer
 from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
 
 INSTEAD = (
@@ -46,7 +48,7 @@ _REPORTS = re.compile(
 )
 # Objects whose every call reports
 _REPORTERS = re.compile(r"(?i)(?:^|_)(?:logger|wandb|swanlab|mlflow|tracking|progress)(?:_|$)")
-_SHOWN = 4
+_SAMPLES = "passes the sampler to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,10 @@ class OwnLoop:
     calls: Mapping[str, int]  # names of calls that verl's loop does not make -> line
     file: Path
     chosen_by: str = ""  # the key that chooses this trainer, where the launch leaves it open
+    method: ast.FunctionDef
+    source: ast.Module
     samples: str = ""  # the call that the sampler's workers are passed to
+    given: ast.Call | None = None  # the same
     beside: tuple[str, ...] = ()  # attributes of the trainer that this call gets, too
     scores: bool = True  # rewards are computed in the loop
 
@@ -94,28 +99,23 @@ def _progress_bars(method: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     }
 
 
-def listed(calls: Mapping[str, int]) -> str:
-    """Return the calls as a text: ``a (line 1), b (line 2) and 3 more``."""
-    shown = ", ".join(f"{name} (line {line})" for name, line in list(calls.items())[:_SHOWN])
-    return shown + (f" and {len(calls) - _SHOWN} more" if len(calls) > _SHOWN else "")
-
-
 def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()) -> Trainer:
     """Compare the loop of a checkout with verl's own, for a program that is called like one of verl's.
 
     Args: ``roots`` are the folders that the program may stand below; ``words`` of its command choose among several trainers.
-    Returns: the trainer, with the overrides of an environment where its sampler plays episodes that can be played here;
-        refused where they cannot, or another package's loop makes further calls; with something to confirm where a fork's
-        loop does, under verl's name.
+    Returns: the trainer, with the overrides of an environment where its sampler plays episodes that can be played here, and with
+        something to confirm where its loop makes further calls, computes no rewards, or plays otherwise.
     """
-    if recipe_of(trainer.written) is not None:
-        return trainer
+    if (recipe := recipe_of(trainer.written)) is not None:
+        return replace(trainer, asks=_of_recipe(trainer, recipe.asks)) if recipe.asks else trainer
     is_peers = any(f".{trainer.written}".endswith(f".{name}") for name in ENTRY_POINTS)
     taken = f"{trainer.written} is taken for {trainer.module} by its name; it is parsed, not run"
-    trainer = replace(trainer, notes=() if is_peers else (taken,), instead=INSTEAD)
+    trainer = replace(
+        trainer, notes=trainer.notes or (() if is_peers else (taken,)), instead=trainer.instead or INSTEAD
+    )
     if trainer.module != _TRAINER:
         return trainer
-    asks = []
+    asks = list(trainer.asks)
     path = Path(*trainer.written.split(".")).with_suffix(".py")
     found = list(_loops(trainer.written, [*roots, *(root / "verl" for root in roots)], words))
     if open_key := next((loop.chosen_by for _, loop in found if loop.chosen_by), ""):
@@ -123,32 +123,48 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
         fix = f"write {open_key}=true or {open_key}=false into the launch"
         return replace(trainer, refused=why, instead=fix)
     for root, loop in found:
+        parts: list[Part | str] = []
+        sources = [each for each in (loop.source, parsed(root / path)) if each is not None]
         managers = managers_of(root / path, loop.beside, roots) if loop.samples else None
         if managers is not None:
             played = f"{managers.function} (line {managers.line} of {managers.file})"
             what = f"{loop.title} passes the sampler and what {played} makes to {loop.samples}"
             note = f"{what}: the environment env_manager plays it"
             trainer = replace(trainer, notes=(*trainer.notes, note), adds=(*trainer.adds, *managers.adds))
-            done = DONE_HERE | {loop.samples.partition(" ")[0]} | _of_estimator(loop.file, words)
+            estimator = _estimator(loop.file, words)
+            done = (
+                DONE_HERE
+                | {loop.samples.partition(" ")[0]}
+                | (estimator.calls if estimator is not None else frozenset())
+            )
+            if estimator is not None and not loop.file.match(VERLS_TRAINER):
+                trainer = replace(trainer, adds=(*trainer.adds, f"++{OUR_SECTION}.advantage.path='{loop.file}'"))
             loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in done})
-        elif loop.samples:
+        elif loop.given is not None:
+            name = loop.samples.partition(" ")[0]
             try:
                 trainer, accounted = _played(trainer, loop, root)
             except NotPlayable as error:
-                why = f"{loop.title} passes the sampler to {loop.samples}, which plays episodes of its own: {error}"
-                return replace(trainer, refused=why)
+                why = f", which plays episodes of its own ({error}) where a run samples single responses"
+                parts.append(
+                    Part(before=_SAMPLES, calls={name: [guarded(loop.method, loop.given, sources)]}, after=why)
+                )
+                accounted = frozenset({name})
             loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in accounted})
         if not loop.scores:
-            why = f"{loop.title} computes no rewards: its own sampler plays the episodes and scores them"
-            return replace(trainer, refused=why)
-        if loop.calls and not is_peers:
-            return replace(
-                trainer, refused=f"{loop.title} calls {listed(loop.calls)}, which verl's PPO trainer does not"
-            )
-        if loop.calls:
-            what = f"the checkout's own loop, {loop.title}, calls {listed(loop.calls)}, which verl's does not: a run calls none"
-            fix = f"confirm by name that verl's loop is meant: +posttrain.own_keys=[{loop.name}]"
-            asks.append(Problem(what, fix=fix, field=loop.name))
+            parts.append("computes no rewards, because its own sampler scores, where a run calls reward functions")
+        parts += [
+            Part(before="calls", calls=places_of(loop.method, loop.calls, sources), after=", which verl's does not")
+        ]
+        ask = Ask(
+            field=loop.name,
+            title=f"the checkout's own loop, {loop.title},",
+            parts=tuple(parts),
+            end=": a run calls none",
+            meant="confirm by name that verl's loop is meant",
+        )
+        asks = [each for each in asks if each.field != loop.name]
+        asks += [ask] if ask.what else []
     plays = any(each.startswith(f"+{OUR_SECTION}.environment.name=") for each in trainer.adds)
     program = next((root / path for root in roots if (root / path).is_file()), None)
     adds = list(trainer.adds)
@@ -160,13 +176,36 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
     return replace(trainer, asks=tuple(asks), adds=tuple(adds))
 
 
-def _of_estimator(trainer: Path, words: Sequence[str]) -> frozenset[str]:
-    """The calls of a loop that belong to an estimator of its own, which the command chooses."""
+def _of_recipe(trainer: Trainer, does: str) -> tuple[Ask, ...]:
+    """The confirmation of a recipe whose algorithm is not here."""
+    return (
+        Ask(
+            field=trainer.written.rpartition(".")[2],
+            title=f"the recipe {trainer.written} is more than PPO or GRPO:",
+            parts=(does,),
+            end="; a run does not do that",
+            meant="confirm by name that PPO or GRPO with these keys is meant",
+        ),
+    )
+
+
+def places_of(
+    method: ast.FunctionDef, calls: Collection[str], sources: Sequence[ast.Module]
+) -> dict[str, list[Guarded]]:
+    """Return every place of a function at which it makes one of these calls."""
+    found: dict[str, list[Guarded]] = {name: [] for name in calls}
+    for node in ast.walk(method):
+        if isinstance(node, ast.Call) and (name := _called(node)) in found:
+            found[name].append(guarded(method, node, sources))
+    return found
+
+
+def _estimator(trainer: Path, words: Sequence[str]) -> TrainerEstimator | None:
+    """The estimator of a trainer's own that the command chooses; None without one."""
     given = [
         word.partition("=")[2] for word in words if word.partition("=")[0].lstrip("+") == "algorithm.adv_estimator"
     ]
-    found = find_in_trainer(trainer, given[-1]) if given else None
-    return found.calls if found is not None else frozenset()
+    return find_in_trainer(trainer, given[-1]) if given else None
 
 
 def _played(trainer: Trainer, loop: OwnLoop, root: Path) -> tuple[Trainer, frozenset[str]]:
@@ -232,7 +271,9 @@ def _value_in(words: Sequence[str], key: str) -> bool | None:
 def _loop(name: str, file: Path) -> OwnLoop | None:
     """The loop of a class, its own or that of a class of the same file; None where neither has one."""
     source = parsed(file)
-    classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)} if source else {}
+    if source is None:
+        return None
+    classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
     while (definition := classes.pop(name, None)) is not None:
         methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
         if (method := methods.get(_LOOP)) is not None:
@@ -250,6 +291,9 @@ def _loop(name: str, file: Path) -> OwnLoop | None:
                 title=f"{name}.{_LOOP} (line {method.lineno} of {file})",
                 calls=own_calls(method, set(methods)),
                 file=file,
+                method=method,
+                source=source,
+                given=given,
                 samples=f"{_called(given)} (line {given.lineno})" if given else "",
                 beside=tuple(handed_on(given)) if given else (),
                 scores=any(_SCORES.search(each) for each in names),

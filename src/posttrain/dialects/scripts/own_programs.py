@@ -11,32 +11,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from posttrain.checkout_files import file_of, parsed
 from posttrain.dialects.scripts import own_generators
+from posttrain.dialects.scripts.asks import Ask, Part
 from posttrain.dialects.scripts.own_environments import registered_environments
-from posttrain.dialects.scripts.own_loops import listed, own_calls, with_loop
+from posttrain.dialects.scripts.own_loops import own_calls, places_of, with_loop
 from posttrain.dialects.scripts.own_options import options_of
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.own_trainers import difference, own_manager
 from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, RUN_CALLS, SKYRL_PARTS, Peer
+from posttrain.dialects.scripts.registered import with_registered
 from posttrain.dialects.scripts.trainers import GENERATES, Trainer, keys_asked_by, trainer_of
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES, Registry
-from posttrain.verl_functions import find
 
 # Commands that may name a program without starting it
 _SHOWS = {
     *("echo", "printf", "cat", "head", "tail", "wc", "diff", "grep", "egrep", "sed", "awk", "test", "[", "which"),
     *("ls", "find", "cp", "mv", "ln", "rm", "mkdir", "touch", "chmod", "git", "ps", "pgrep", "pkill", "killall"),
 }
-# SkyRL's words for an estimator and a loss by name -> our section of it
-_CHOSEN = {
-    "advantage": re.compile(r"""\+*trainer\.algorithm\.advantage_estimator=["']?(\w+)["']?"""),
-    "loss": re.compile(r"""\+*trainer\.algorithm\.p(?:olicy|po)_loss_type=["']?(\w+)["']?"""),
-}
-_BUILT_IN: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
-_BY_RULES = ("no_op",)  # of SkyRL's program of on-policy distillation, which the dialect's rules read
 _ITS_KEYS = (
     "write its values under verl's keys (of EasyR1, worker.actor is actor_rollout_ref.actor): "
     "posttrain plan --dialect verl KEY=VALUE ..."
@@ -58,12 +50,14 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
             file = _program(words, place, roots)
             if file is None:
                 return place, replace(trainer, adds=(*trainer.adds, *registered_environments(None, words, roots)))
-            return place, _with_registered(_with_parts(trainer, file, word, tuple(roots)), file, words, roots)
+            return place, with_registered(_with_parts(trainer, file, word, tuple(roots)), file, words, roots)
     for place, word in enumerate(words):
         file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
+        if trainer is not None and trainer.dialect == "verl":
+            return place, trainer if trainer.refused else with_loop(trainer, roots, words)
         if trainer is not None and file is not None:
-            return place, _with_registered(trainer, file, words, roots)
+            return place, with_registered(trainer, file, words, roots)
     return None
 
 
@@ -99,47 +93,13 @@ def _with_parts(trainer: Trainer, file: Path, word: str, roots: tuple[Path, ...]
     return replace(trainer, refused=found.refused, adds=(*trainer.adds, *adds))
 
 
-def _with_registered(trainer: Trainer, file: Path, words: Sequence[str], roots: Sequence[Path]) -> Trainer:
-    """Add the overrides for what a program of SkyRL's registers: environments, and the estimator and loss of its command."""
-    if trainer.dialect != "skyrl":
-        return trainer
-    registered = registered_environments(file, words, roots)
-    return replace(trainer, adds=(*trainer.adds, *registered, *_functions(file, words, roots)))
-
-
-def _functions(file: Path, words: Sequence[str], roots: Sequence[Path]) -> Iterator[str]:
-    """Overrides for an advantage estimator and a policy loss, ``PolicyLossRegistry.register("mine", function)`` or its
-    decorator, in the program or in a file of its own that it imports."""
-    for section, pattern in _CHOSEN.items():
-        chosen = [found[1] for word in words if (found := pattern.fullmatch(word))]
-        if not chosen or chosen[-1] in _BY_RULES or _BUILT_IN[section].is_built_in(chosen[-1]):
-            continue
-        for place, source in _with_imported(file, roots):
-            function = find(source, chosen[-1])
-            if function is not None and function.is_loss == (section == "loss"):
-                yield f"++posttrain.{section}.path='{place}'"
-                break
-
-
-def _with_imported(file: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
-    """A program, and the files of the same checkout that it imports; those that cannot be parsed are passed over."""
-    source = parsed(file)
-    if source is None:
-        return
-    yield file, source
-    modules = {each.module: None for each in imports_of(source).values()}
-    modules |= {name.name: None for node in ast.walk(source) if isinstance(node, ast.Import) for name in node.names}
-    for place in dict.fromkeys(file_of(module, file, roots) for module in modules):
-        if place is not None and (within := parsed(place)) is not None:
-            yield place, within
-
-
 @dataclass(slots=True)
 class _Replaced:
     """Parts of the peer's trainer that a program replaces."""
 
     notes: list[str] = field(default_factory=list)
     refused: str = ""
+    asks: list[Ask] = field(default_factory=list)
     sets_up: str = ""  # refused of a user's program: it makes the peer's workers and samplers in its own way
     adds: list[str] = field(default_factory=list)  # overrides that say the same
     generator: str = ""  # of the program's own, on SkyRL: it plays the episodes
@@ -160,10 +120,14 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
     replaced = _Replaced(
         [f"{word} is a program of your own that builds {peer.name}; it is parsed, not run"], roots=roots
     )
-    for definition, place, theirs in dict.fromkeys(
-        (definition, place, one.peer) for one in found for definition, place in one.classes
-    ):
-        _look_at_class(definition, place, theirs, replaced)
+    seen = set()
+    for one in found:
+        hidden: set[str] = set()  # by classes that derive from the given one
+        for definition, place in one.classes:
+            if (definition, one.peer) not in seen:
+                _look_at_class(definition, place, one.peer, replaced, frozenset(hidden))
+            seen.add((definition, one.peer))
+            hidden |= {each.name for each in definition.body if isinstance(each, ast.FunctionDef)}
     for theirs in dict.fromkeys(one.peer for one in found):
         _look_at_patches(file, source, roots, theirs, replaced)
     if peer.dialect == "verl":
@@ -182,6 +146,7 @@ def _trainer(file: Path, word: str, roots: tuple[Path, ...], *, of_the_peer: boo
         notes=tuple(replaced.notes),
         refused=replaced.refused or ("" if of_the_peer else replaced.sets_up),
         adds=tuple(replaced.adds),
+        asks=tuple(replaced.asks),
         options=options_of(source) if peer.dialect == "skyrl" else {},
         instead=_ITS_KEYS if replaced.refused and _own_configuration(file, source) else "",
     )
@@ -241,10 +206,12 @@ def _chain(name: str, file: Path, source: ast.Module, roots: tuple[Path, ...], d
     return None
 
 
-def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _Replaced) -> None:
+def _look_at_class(
+    definition: ast.ClassDef, file: Path, peer: Peer, replaced: _Replaced, hidden: frozenset[str]
+) -> None:
     """Note the methods of a subclass that replace the peer's own, and refuse those that change the algorithm."""
     own = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    overridden = [name for name in own if name in peer.methods]
+    overridden = [name for name in own if name in peer.methods and name not in hidden]
     if said := [name for name in overridden if name != "get_generator"]:
         listed = ", ".join(f"{name} (line {own[name].lineno})" for name in said)
         replaced.notes.append(
@@ -253,7 +220,14 @@ def _look_at_class(definition: ast.ClassDef, file: Path, peer: Peer, replaced: _
     if peer.dialect == "skyrl" and "run" in own:
         _look_at_run(own, f"{definition.name} (line {own['run'].lineno} of {file})", replaced)
     if peer.dialect == "verl" and (plays := own_manager(definition, file, replaced.roots)):
-        replaced.refused = replaced.refused or plays
+        ask = Ask(
+            field=definition.name,
+            title=f"{definition.name} (line {definition.lineno} of {file})",
+            parts=(f"samples by a manager of its own: {plays}",),
+            end="; a run samples single responses, or plays what the configuration says",
+            meant="confirm by name that verl's own sampling is meant",
+        )
+        replaced.asks.append(ask)
     for name in overridden:
         _look_at_method(own[name], f"{definition.name}.{name}", file, peer, replaced, set(own))
 
@@ -297,9 +271,21 @@ def _look_at_method(
     if peer.dialect != "verl":
         _look_at_part(method, title, file, replaced)
         return
-    if calls := own_calls(method, own):
-        at = f"{title} (line {method.lineno} of {file})"
-        replaced.refused = f"{at} calls {listed(calls)}, which {peer.name} does not"
+    if isinstance(method, ast.FunctionDef) and (calls := own_calls(method, own)):
+        sources = [each for each in (parsed(file),) if each is not None]
+        part = Part(
+            before="calls",
+            calls=places_of(method, calls, sources),
+            after=f", which {peer.name} does not: a run calls none",
+        )
+        replaced.asks.append(
+            Ask(
+                field=title,
+                title=f"{title} (line {method.lineno} of {file})",
+                parts=(part,),
+                meant=f"confirm by name that {peer.name}'s own is meant",
+            )
+        )
 
 
 def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, file: Path, replaced: _Replaced) -> None:

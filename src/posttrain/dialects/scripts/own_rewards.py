@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.checkout_files import parsed
-from posttrain.errors import Problem
+from posttrain.dialects.scripts.asks import Ask
 from posttrain.verl_episodes import EpisodeReward, find_reward
 from posttrain.verl_scoring import own_definitions, own_scores, root_of
 from posttrain.verl_sites import read_in
@@ -49,8 +49,8 @@ def program_rewards(program: Path, roots: Sequence[Path] = ()) -> ProgramRewards
     return ProgramRewards(reward=found, program=program, own=tuple(own), validates=_validation(program, found))
 
 
-def unknown_rewards(program: Path) -> Problem | None:
-    """The problem that a run needs confirmed where a program makes a reward object of a class of its own and does not pass it to
+def unknown_rewards(program: Path) -> Ask | None:
+    """The confirmation that a run needs where a program makes a reward object of a class of its own and does not pass it to
     its trainer in a way that is understood here, so that it is not called; None where it is verl's."""
     source = parsed(program)
     classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)} if source is not None else {}
@@ -63,13 +63,13 @@ def unknown_rewards(program: Path) -> Problem | None:
     name = next((each for each in made if each in classes), None)
     if name is None or source is None or not (own := own_definitions(program, _called_at_top(source, name))):
         return None
-    what = f"the checkout scores by its own {name} (line {classes[name].lineno} of {program}; the fork's own: {', '.join(own)}), "
+    what = f"scores by its own {name} (line {classes[name].lineno} of {program}; the fork's own: {', '.join(own)}), "
     what += "and does not pass it to its trainer as reward_fn=...; a run does not call it"
-    fix = (
+    meant = (
         "name a function that scores so with custom_reward_function.path, or confirm that the scorers of the rows' data_source "
-        f"are meant: +posttrain.own_keys=[{name}]"
+        "are meant"
     )
-    return Problem(what, fix=fix, field=name)
+    return Ask(field=name, title="the checkout", parts=(what,), meant=meant)
 
 
 def _called_at_top(source: ast.Module, name: str) -> set[str]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
-from posttrain.dialects.scripts.own_loops import listed, own_calls
+from posttrain.dialects.scripts.asks import listed
+from posttrain.dialects.scripts.own_loops import own_calls
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import SKYRL_LOOP_CALLS, SKYRL_REPLACED, SKYRL_STEP
 

@@ -96,7 +96,10 @@ def _value(shell: Shell, name: str, index: str | None) -> str | list[str] | None
     if isinstance(value, str) and HOLE.search(value):
         if name in shell.given:
             return shell.given[name]
-        shell.carriers |= {int(number): name for number in HOLE.findall(value)}
+        for number in map(int, HOLE.findall(value)):
+            # One that holds nothing else goes before one of several parts, such as a name or a path
+            if HOLE.fullmatch(value) or number not in shell.carriers:
+                shell.carriers[number] = name
     if isinstance(value, dict):
         if index == "@":
             return list(value.values())

@@ -18,6 +18,9 @@ _NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*|\d|#|\$)")
 # An assignment whose value goes on without a blank: LIST=[a,\
 _LOGICAL = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=[^\s'\"]+\\\n(?:[^\s'\"]+\\\n)*[^\s'\"\\]*$", re.M)
 
+# A word that goes on as a new one behind its line's end: KEY=10\ before 2>&1, whose number the grammar takes for a word
+_REDIRECT = re.compile(r"(?<=[^\s\\])(?=\\\n[ \t]+\d+[<>])")
+
 
 @cache
 def _parser() -> Any:
@@ -30,14 +33,14 @@ def _parser() -> Any:
 def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
     """Parse a script. Returns: the root of its syntax tree, whose lines are those of the text.
 
-    The grammar (0.25) cuts ``http://$HOST:$PORT`` and ``run_$$`` behind a dollar sign and a word at a continued line, so all
-    are written in a form that it reads: ``${PORT}``, ``${$}``, and one line.
+    The grammar (0.25) cuts ``http://$HOST:$PORT`` and ``run_$$`` behind a dollar sign and a word at a continued line, and takes
+    the 2 of ``2>&1`` behind one for a word, so all are written in a form that it reads: ``${PORT}``, ``${$}``, one line, a blank.
 
     Raises: ConfigError for a quote, a condition or a loop that is not closed, with its place in ``script``, whose lines begin
         behind ``offset``.
     """
     plain = _REMARK.sub(lambda found: " " * len(found[0].encode()), text)
-    plain = _LOGICAL.sub(_joined, plain)
+    plain = _REDIRECT.sub(" ", _LOGICAL.sub(_joined, plain))
     data = plain.encode()
     root = _parser().parse(data).root_node
     if script is not None and root.has_error:

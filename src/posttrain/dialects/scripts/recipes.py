@@ -1,4 +1,4 @@
-"""verl's recipes: programs that start from a file of their own, beside them, and those whose algorithm is not here.
+"""verl's recipes: programs that start from a file of their own, beside them; some have an algorithm that is not here.
 
 Source: https://github.com/verl-project/verl-recipe and verl's folder recipe/, 0.3 to 0.7.
 """
@@ -15,7 +15,8 @@ class Recipe:
     file: str = "ppo_trainer"  # the file that it starts from, without .yaml
     # Differences of that file from ppo_trainer that change a run, for where the file itself is not on this disk.
     holds: tuple[str, ...] = ()
-    refused: str = ""  # why its algorithm does not run here
+    refused: str = ""  # why nothing of it runs here
+    asks: str = ""  # what its algorithm does beyond verl's PPO, which a run leaves out if that is confirmed by name
 
 
 _DAPO = ("reward_model.reward_manager=dapo",)
@@ -102,11 +103,11 @@ RECIPES: dict[str, Recipe] = {
     "prime.main_prime": Recipe("prime_trainer", _PRIME),
     "spin.main_spin": Recipe("spin_trainer", _SPIN),
     "sppo.main_sppo": Recipe("sppo_trainer", _SPPO),
-    "flowrl.main_flowrl": Recipe("flowrl_trainer", refused="its loss is a flow balance with a learned partition function"),
-    "gvpo.gvpo_main_ppo": Recipe("gvpo_trainer", refused="its loss is GVPO's regression on centred rewards"),
-    "spo.spo_main_ppo": Recipe("spo_trainer", refused="it keeps a running value for every prompt in place of a group"),
+    "flowrl.main_flowrl": Recipe("flowrl_trainer", asks="its loss is a flow balance with a learned partition function"),
+    "gvpo.gvpo_main_ppo": Recipe("gvpo_trainer", asks="its loss is GVPO's regression on centred rewards"),
+    "spo.spo_main_ppo": Recipe("spo_trainer", asks="it keeps a running value for every prompt in place of a group"),
     "rep_exp.main_rep_exp": Recipe(
-        "rep_exp_trainer", refused="it rewards elliptical bonuses over the policy's hidden states"
+        "rep_exp_trainer", asks="it rewards elliptical bonuses over the policy's hidden states"
     ),
     "main_gkd": Recipe("on_policy_distill_trainer", _GKD),
     "vla.main_ppo": Recipe("rob_ppo_trainer", refused="it trains models that act in simulated robots, not on text"),

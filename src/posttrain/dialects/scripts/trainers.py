@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from posttrain.dialects.scripts.asks import Ask
 from posttrain.dialects.scripts.recipes import recipe_of
-from posttrain.errors import Problem
 
 # The peers' own entry points, as modules.
 ENTRY_POINTS = {
@@ -107,7 +107,7 @@ class Trainer:
     refused: str = ""
     instead: str = ""  # the fix of refused, where naming the peer's own entry point is none
     adds: tuple[str, ...] = ()
-    asks: tuple[Problem, ...] = ()  # differences that a run needs confirmed by name, each in own_keys by its field
+    asks: tuple[Ask, ...] = ()  # differences that a run needs confirmed by name, each in own_keys by its field
     # Options that the program reads itself: True for one with a value
     options: Mapping[str, bool] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ import pytest
 
 from posttrain.cli.request import load_request
 from posttrain.dialects.scripts.base_files import arguments_of
+from posttrain.dialects.scripts.launch import read_script
 from posttrain.dialects.scripts.recipes import RECIPES
 from posttrain.dialects.scripts.trainers import Trainer, trainer_of
 from posttrain.errors import ConfigError
@@ -150,6 +151,15 @@ def test_a_recipe_with_an_algorithm_of_its_own_is_refused_once(name: str) -> Non
     assert len(raised.value.problems) == 1
     assert f"recipe.{name} is refused: " in str(raised.value)
     assert "run.sh:3" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.asks])
+def test_a_recipe_with_a_loss_of_its_own_is_to_be_confirmed(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m recipe.{name} algorithm.adv_estimator=grpo\n")
+    (asked,) = read_script(str(script), (), {}, folder=tmp_path).asks
+    assert asked.field == name.rpartition(".")[2] and RECIPES[name].asks in asked.what
+    assert f"PPO or GRPO with these keys is meant: +posttrain.own_keys=[{asked.field}]" in asked.fix
 
 
 def test_the_generation_server_takes_the_keys_of_the_trainer() -> None:

@@ -541,6 +541,16 @@ def test_a_number_that_a_program_computes_is_asked_for_by_its_variable(tmp_path:
     assert read.arguments == ("trainer.total_training_steps=12",)
 
 
+def test_the_variable_that_holds_nothing_but_a_programs_output_is_asked_for(tmp_path: Path) -> None:
+    text = (
+        "LENGTH=$(python length.py)\nNAME=run_$LENGTH\n"
+        + CALL
+        + "data.max_response_length=$LENGTH trainer.experiment_name=$NAME"
+    )
+    with pytest.raises(ConfigError, match=r"data\.max_response_length=\.\.\.; --set LENGTH=VALUE"):
+        words(tmp_path, text)
+
+
 @pytest.mark.parametrize("look", ["pgrep -af verl.trainer.main_ppo", "/bin/ps -C verl.trainer.main_ppo"])
 def test_a_command_that_looks_for_a_trainer_starts_none(tmp_path: Path, look: str) -> None:
     assert words(tmp_path, f"if {look} >/dev/null; then exit 1; fi\n" + CALL + "data.seed=1") == ["data.seed=1"]

@@ -20,6 +20,7 @@ STUB = '#!/bin/bash\nfor word in "${@:3}"; do printf "%s\\0" "$word" >> "$WORDS"
 
 # Followed exactly.
 SAME = [
+    "N=3\\\n    2>&1\nM=4",
     "N=1\n((N++))\n((N += 4))\n((--N))",
     "((N = 3, M = N * 2))\nN=$N$M",
     "let N=3+4\nlet N*=2",

@@ -70,22 +70,77 @@ def test_only_bars_of_tqdm_report(tmp_path: Path) -> None:
     assert "calls Pool (line 9), refresh (line 9)" in asked.what
 
 
-def test_a_loop_of_another_package_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mine.trainer.main_ppo is refused: .* calls keep_the_middle \(line 9\)"):
-        launched(tmp_path, "mine.trainer", call="batch = keep_the_middle(batch)")
+def test_a_loop_of_another_package_is_to_be_confirmed(tmp_path: Path) -> None:
+    (asked,) = launched(tmp_path, "mine.trainer", call="batch = keep_the_middle(batch)").asks
+    assert "RayPPOTrainer.fit (line 5 of" in asked.what and "calls keep_the_middle (line 9)" in asked.what
 
 
 @pytest.mark.parametrize("package", ["verl.trainer", "mine.trainer"])
-def test_a_loop_whose_sampler_plays_episodes_of_its_own_is_refused(tmp_path: Path, package: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"passes the sampler to Manager \(line 9\), .*: the sampler is passed to a function"
-    ):
-        launched(tmp_path, package, call="Manager(wg=self.actor_rollout_wg)")
+def test_a_loop_whose_sampler_plays_episodes_of_its_own_is_to_be_confirmed(tmp_path: Path, package: str) -> None:
+    (asked,) = launched(tmp_path, package, call="Manager(wg=self.actor_rollout_wg)").asks
+    assert (
+        "passes the sampler to Manager (line 9), which plays episodes of its own (the sampler is passed to"
+        in asked.what
+    )
+    assert "where a run samples single responses" in asked.what and "calls Manager" not in asked.what
 
 
-def test_a_loop_without_rewards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="computes no rewards: its own sampler"):
-        launched(tmp_path, "verl.agent_trainer", reward="batch.scores")
+def test_a_loop_without_rewards_is_to_be_confirmed(tmp_path: Path) -> None:
+    (asked,) = launched(tmp_path, "verl.agent_trainer", reward="batch.scores").asks
+    assert "computes no rewards, because its own sampler scores, where a run calls reward functions" in asked.what
+
+
+GUARDED = [
+    # The condition around the call, a word of the launch, and whether the call may happen
+    ('self.config.mine.get("enable", False)', "+mine.enable=true", True),
+    ('self.config.mine.get("enable", False)', "+mine.enable=false", False),
+    ('self.config.mine.get("enable", False)', "+mine.other=1", False),
+    ('self.config.get("mine", {}).get("enable", False)', "", False),
+    ('self.config.get("mine", None) and self.config.mine.enable', "", False),
+    ("self.config.mine.enable", "", True),  # the loop would fail: nothing is known
+    ('chosen.get("kind", None) == "middle"', "+mine.kind=middle", True),
+    ('chosen.get("kind", None) == "middle"', "+mine.kind=rest", False),
+    ("not self.config.algorithm.use_kl_in_reward", "", True),
+    ("self.config.algorithm.use_kl_in_reward", "", False),
+    ('self.config.algorithm.adv_estimator in ["gae", "rloo"]', "", False),
+    ("self.config.algorithm.adv_estimator == Estimator.GRPO", "", True),
+    ("self.config.algorithm.adv_estimator == Estimator.RLOO", "", False),
+    ("self.step > 1", "", True),
+    ("self.step > 1 and self.config.algorithm.use_kl_in_reward", "", False),
+    ("self.step > 1 or self.config.algorithm.use_kl_in_reward", "", True),
+    ("self.config.set_here.enable", "+set_here.enable=false", True),  # the program assigns it
+    ("metrics.kind == 1", "", True),  # a name that the loop changes
+]
+
+
+@pytest.mark.parametrize(("test", "word", "happens"), GUARDED)
+def test_a_call_that_the_configuration_switches_off_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, word: str, happens: bool
+) -> None:
+    launched(tmp_path, "verl.trainer", call=f"if {test}: batch = keep_the_middle(batch)")
+    trainer = tmp_path / "verl/trainer/ppo/ray_trainer.py"
+    text = trainer.read_text().replace(
+        "        for batch in", "        chosen = self.config.mine\n        for batch in", 1
+    )
+    trainer.write_text(f"class Estimator:\n    GRPO = 'grpo'\n    RLOO = 'rloo'\n{text}")
+    program = tmp_path / "verl/trainer/main_ppo.py"
+    program.write_text(f"{program.read_text()}\ndef run(config):\n    config.set_here.enable = True\n")
+    script = tmp_path / "run.sh"
+    script.write_text(f"{script.read_text().strip()} {word}\n")
+    monkeypatch.chdir(tmp_path)
+    asked = load_request(["run.sh"], None, skip_files=True, drop_unknown=True).unsupported
+    assert [each.field for each in asked] == (["RayPPOTrainer.fit"] if happens else [])
+
+
+def test_what_is_confirmed_stays_in_the_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(tmp_path, "verl.trainer", call="batch = keep_the_middle(batch)")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_request(["run.sh", "+posttrain.own_keys=[RayPPOTrainer.fit]"], None, skip_files=True)
+    assert not loaded.unsupported
+    (note,) = (each for each in loaded.warnings if "confirmed by name (RayPPOTrainer.fit)" in each)
+    assert "calls keep_the_middle (line 9), which verl's does not: a run calls none, at run.sh:1" in note
+    longer = load_request(["run.sh", "+posttrain.own_keys=[RayPPOTrainer.fits]"], None, skip_files=True)
+    assert [each.field for each in longer.unsupported] == ["RayPPOTrainer.fit"]
 
 
 def test_rewards_of_a_method_that_the_loop_calls_count(tmp_path: Path) -> None:
@@ -229,13 +284,12 @@ def test_what_the_class_is_built_with_and_where_it_cuts(tmp_path: Path) -> None:
         ({"player": "import vllm\n" + PLAYER.replace("text = text", "vllm.run(); text = text")}, "it uses vllm (line"),
     ],
 )
-def test_a_class_that_an_episode_of_its_own_cannot_serve_is_refused_with_the_line(
+def test_a_class_that_an_episode_of_its_own_cannot_serve_is_named_with_the_line(
     tmp_path: Path, files: dict[str, str], why: str
 ) -> None:
-    with pytest.raises(ConfigError) as error:
-        fork_launched(tmp_path, **files)
-    assert "passes the sampler to Player (line 19), which plays episodes of its own" in str(error.value)
-    assert why in str(error.value)
+    (asked,) = (each for each in fork_launched(tmp_path, **files).asks if each.field.endswith(".fit"))
+    assert "passes the sampler to Player (line 19), which plays episodes of its own" in asked.what
+    assert why in asked.what
 
 
 def planned(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> LoadedConfig[RunConfig]:

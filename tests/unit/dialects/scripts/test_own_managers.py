@@ -10,7 +10,6 @@ from tests.managed_fork import LAUNCH, MAIN, managed_fork
 
 from posttrain.cli.request import load_request
 from posttrain.dialects.loaded import LoadedConfig
-from posttrain.errors import ConfigError
 from posttrain.plan.checks.names import name_problems
 
 
@@ -142,14 +141,14 @@ def test_further_calls_of_the_loop_are_to_be_confirmed(tmp_path: Path, monkeypat
         MAIN.replace("worlds=worlds", "others=worlds"),  # the loop passes something else
     ],
 )
-def test_another_interface_stays_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: str) -> None:
+def test_another_interface_is_to_be_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: str) -> None:
     managed_fork(tmp_path)
     (tmp_path / "verl/trainer/main_ppo.py").write_text(main)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"passes the sampler to play_all \(line 5\), which plays episodes of its own"
-    ):
-        load_request(["run.sh"], None, here=True, skip_files=True)
+    loaded = load_request(["run.sh"], None, here=True, skip_files=True)
+    (asked,) = (each for each in loaded.unsupported if each.field == "RayPPOTrainer.fit")
+    assert "passes the sampler to play_all (line 5), which plays episodes of its own" in asked.what
+    assert loaded.config.environment.name is None
 
 
 def test_the_launch_is_the_forks_own(tmp_path: Path) -> None:

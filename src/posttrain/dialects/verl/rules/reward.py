@@ -286,6 +286,7 @@ def _own_of_checkout(keys: Reader, manager: str, path: str | None) -> tuple[str,
     else:
         return None
     if owner in keys.own_keys:
+        keys.warn(f"rewards are those of verl's scorers, and not of {own}; confirmed by name ({owner})")
         return None
     keys.warn(f"rewards are the fork's own: {own}; +posttrain.own_keys=[{owner}] takes the built-in scorers")
     return file, owner
@@ -304,7 +305,12 @@ def _handed_by_program(keys: Reader, manager: str, file: str) -> dict[str, Any]:
         elif each.name not in keys.section(_ARGUMENTS):
             what = f"{each.where} hands {each.name}={each.text} to {manager}, which only that program computes"
             default = "" if each.needed else f"; null is what {manager} does without it"
-            keys.problem(what, key=f"{_MODEL}.reward_manager", fix=f"give it: +{_ARGUMENTS}.{each.name}=VALUE{default}")
+            fix = f"give it: +{_ARGUMENTS}.{each.name}=VALUE{default}"
+            if _manager(keys) not in MANAGERS:
+                keys.problem(what, key=f"{_MODEL}.reward_manager", fix=fix)
+                continue
+            fix += f"; or confirm by name that the built-in scorers are meant: +posttrain.own_keys=[{manager}]"
+            keys.plan_only(what, key=f"{_MODEL}.reward_manager", fix=fix)
     if CONFIG in arguments_of(manager, file) and CONFIG not in found:
         found[CONFIG] = {name: value for name, value in keys.values.items() if name != OUR_SECTION}
     return found

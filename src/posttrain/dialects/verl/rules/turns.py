@@ -10,6 +10,7 @@ from yaml import YAMLError
 
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.data.tool_forms import DEFAULT as DEFAULT_FORM
+from posttrain.dialects.env_managers import plays_managers
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.agent_loops import LOOPS, has_loops, loops_of
 from posttrain.dialects.verl.rules.look import get
@@ -63,6 +64,11 @@ def _environments(keys: Reader) -> dict[str, Any]:
     has_tools = keys[TOOL_FILE] is not None or keys[FUNCTION_FILE] is not None
     loops = has_loops(keys)
     by_row = get(keys, f"{ROLLOUT}.mode") == "async" and (has_tools or loops)
+    if plays_managers(keys):
+        # The fork's own classes play, with what its env section says
+        for name in _READ_BY_TURNS:
+            keys.ignore(f"{TURNS}.{name}", "the environment managers of the checkout play the episodes")
+        return {}
     form = _form(keys)
     if not enabled and not by_row:
         for name in _READ_BY_TURNS:
