@@ -1,7 +1,7 @@
 """Conditions on the configuration around a call in a checkout's code, evaluated without running it.
 
 ``if self.config.algorithm.get("filter", {}).get("enable", False): batch = keep(batch)`` calls ``keep`` only where the
-configuration says so. Three values: a condition that depends on anything else is unknown, and its call may happen.
+configuration has that. Three values: a condition that depends on anything else is unknown, and its call may happen.
 """
 
 from __future__ import annotations
