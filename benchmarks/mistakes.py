@@ -117,7 +117,8 @@ def wrong_values(value: Any, row: Key) -> list[str]:
     if isinstance(value, bool):
         return ["maybe", "[1, 2]"]
     if isinstance(value, int):
-        return ["'a few'", "[[1]]", "{a: 1}", *(["1.5", "-7"] if value > 0 and counts else [])]
+        wrong = [*(["1.5"] if "float" not in said else []), "-7"] if value > 0 and counts else []
+        return ["'a few'", "[[1]]", "{a: 1}", *wrong]
     if isinstance(value, float):
         return ["much", "[[1]]", "{a: 1}", *([".nan", "-3.5"] if counts else [])]
     if isinstance(value, str) and choices(row.type) and not takes_text:

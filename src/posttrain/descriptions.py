@@ -33,6 +33,8 @@ class Description(Generic[F]):
     """First paragraph of the docstring."""
     source: str = ""
     """The docstring's Source: where the formula comes from."""
+    optional: frozenset[str] = frozenset()
+    """Inputs that may be None: those of roles that a run need not have."""
 
 
 @dataclass(frozen=True, slots=True)

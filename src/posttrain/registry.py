@@ -261,7 +261,7 @@ class Registry(Generic[F]):
 
     def _describe_verl(self, theirs: VerlFunction) -> Description[F]:
         facts = {"compares_responses": True} if theirs.compares_responses and not theirs.is_loss else {}
-        return Description(self._facts(**facts), theirs.our_inputs, theirs.settings)
+        return Description(self._facts(**facts), theirs.our_inputs, theirs.settings, optional=theirs.optional)
 
     def _variable(self) -> str:
         """The name that this registry has in this file; "" for one that is defined elsewhere."""

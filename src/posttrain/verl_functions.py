@@ -75,6 +75,9 @@ class VerlFunction:
     """Names that its file reads of objects: what it may read from its config."""
     calls: frozenset[str]
     """Names of functions that it calls."""
+    optional: frozenset[str] = frozenset()
+    """Inputs that it takes as None in a run without the role that computes them: values, where they have a default or SkyRL
+    calls the estimator, which hands over those of a critic that it may not have."""
     in_trainer: TrainerEstimator | None = None
     """An estimator that is a branch of a trainer's own function; its config is the whole configuration, as far as it reads it."""
 
@@ -281,7 +284,17 @@ def _described(node: ast.FunctionDef, tree: ast.Module) -> VerlFunction:
         settings=settings,
         reads=frozenset(reads),
         calls=frozenset(ast.unparse(each).rpartition(".")[2] for each in called),
+        optional=frozenset({"values"} if "values" in inputs and _may_lack_values(node, tree) else ()),
     )
+
+
+def _may_lack_values(node: ast.FunctionDef, tree: ast.Module) -> bool:
+    """Return True for an estimator with a default for its values, or one in a file for SkyRL."""
+    plain, given = [*node.args.posonlyargs, *node.args.args], node.args.kw_defaults
+    with_default = {each.arg for each in plain[len(plain) - len(node.args.defaults) :]}
+    with_default |= {each.arg for each, default in zip(node.args.kwonlyargs, given, strict=True) if default}
+    sources = [line.module or "" for line in ast.walk(tree) if isinstance(line, ast.ImportFrom)]
+    return "values" in with_default or any(source.startswith("skyrl") for source in sources)
 
 
 def _default(name: str, node: ast.expr | None) -> Any:

@@ -30,8 +30,11 @@ def draws_no_prompts(config: RunConfig) -> bool:
 
 
 def needs_values(config: RunConfig) -> bool:
-    """Tell whether the advantage estimator reads values, so that the run has a critic; False for an unknown name."""
-    return "values" in config.advantage.about.inputs and not config.distillation.alone
+    """Tell whether the advantage estimator reads values, so that the run has a critic; False for an unknown name. Of values that
+    it can do without, a critic is there where critic.path names one."""
+    about = config.advantage.about
+    reads = "values" in about.inputs and ("values" not in about.optional or config.critic.path is not None)
+    return reads and not config.distillation.alone
 
 
 def needs_old_logprobs(config: RunConfig) -> bool:

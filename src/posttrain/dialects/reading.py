@@ -100,6 +100,7 @@ def _read(
     settled = _settle_own_keys(reader, known)
     if meant:
         let_slips_stand(reader)
+        reader.values = dialect.renamed(replace(composed, values=reader.values)).values
     reader.ignored += [
         Ignored(key=key, reason=UNUSED, where=where, asks=False) for key, where in composed.hydra.items()
     ]

@@ -9,9 +9,10 @@ from typing import Any
 
 import skyrl_gym.envs
 from omegaconf import OmegaConf
-from skyrl_gym.envs.registration import registry
+from skyrl_gym.envs.registration import load_env_creator, registry
 from skyrl_gym.envs.sql.env import SQLEnv
 
+from posttrain.envs.skyrl_answers import not_made, start_of, step_of
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.env import Env, EnvSpec, EnvStart, EnvStep, Message
 from posttrain.libraries.own_code import load
@@ -65,7 +66,12 @@ def make_skyrl_gym(
     if spec.max_turns is not None:
         extras["max_turns"] = spec.max_turns
     config = OmegaConf.create({**USUAL.get(name, {}), **(configs or {}).get(name, {})})
-    env = skyrl_gym.make(name, env_config=config, extras=extras)
+    try:
+        env = skyrl_gym.make(name, env_config=config, extras=extras)
+    except TypeError as error:
+        entry_point = registry[name].entry_point
+        made = entry_point if callable(entry_point) else load_env_creator(entry_point)
+        raise not_made(name, made, error) from error
     if isinstance(env, SQLEnv):
         from posttrain.envs.skyrl_sql import box_queries
 
@@ -105,21 +111,21 @@ class SkyRLGym:
         self._history: list[Message] = copy.deepcopy(list(spec.messages))
 
     def reset(self, seed: int) -> EnvStart:
-        self._history, _ = self._env.init(self._history)
+        self._history = start_of(self._env, self._env.init(self._history))
         return EnvStart(messages=list(self._history))
 
     def step(self, action: str) -> EnvStep:
         before = copy.deepcopy(self._history)
         answer = self._env.step(action)
         changed = self._history != before
-        observations = list(answer.get("observations") or [])
+        observations, reward, done = step_of(self._env, answer)
         corrected = answer.get("postprocessed_action")
         self._history.append({"role": "assistant", "content": action if corrected is None else corrected})
         self._history += observations
         return EnvStep(
             messages=observations,
-            reward=answer["reward"],
-            done=bool(answer["done"]),
+            reward=reward,
+            done=done,
             action=corrected,
             conversation=list(self._history) if changed else None,
         )

@@ -95,7 +95,8 @@ def _run_estimator(
     the rows of the batch, which are steps of an environment. Of one number per response no token is needed.
     """
     estimator, needed = ADVANTAGES.get(plan.name, plan.path), inputs_of(plan)
-    if missing := [name for name in needed if available.get(name) is None]:
+    optional = ADVANTAGES.describe(plan.name, plan.path).optional
+    if missing := [name for name in needed if available.get(name) is None and name not in optional]:
         absent = (
             f"needs {' and '.join(missing)}, and this run has no role that computes {'them' if missing[1:] else 'it'}"
         )
@@ -108,7 +109,7 @@ def _run_estimator(
     if "trajectory_index" in needed or (computes_rows and has_single_rows(batch)):
         return _both(estimator(*inputs, **plan.parameters))
     whole = joined(batch)
-    inputs = [whole.join_all(each) for each in inputs]
+    inputs = [None if each is None else whole.join_all(each) for each in inputs]
     if "response_tokens" in needed:
         place = needed.index("response_tokens")
         inputs[place] = inputs[place].masked_fill(~whole.join(available["response_mask"]), plan.pad_token)

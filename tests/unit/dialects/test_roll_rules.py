@@ -11,6 +11,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.cli.request import load_request
 from posttrain.config import RunConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
@@ -512,6 +513,17 @@ def test_a_slip_is_named_without_what_follows_from_it() -> None:
     assert [one.field for one in both] == ["adv_estimater", "ppo_epochs"]
     alone = load("+max_stepz=3")
     assert alone.problems == () and any("did you mean max_steps?" in warning for warning in alone.warnings)
+
+
+def test_a_slip_of_a_student_s_key_is_read_as_the_actor_s_that_it_stands_for(tmp_path: Path) -> None:
+    file = tmp_path / "distill.yaml"
+    file.write_text(
+        "student_pretrains: small\nteacher_pretrain: big\nnum_gpus_per_node: 1\nsequence_length: 64\n"
+        "student:\n  training_args: {learning_rate: 1.0e-4}\n  data_args: {file_name: a.jsonl}\n"
+        "  strategy_args: {strategy_name: deepspeed_train}\n  device_mapping: list(range(0,1))\n"
+    )
+    (problem,) = load_request([str(file)], "roll", here=True, skip_files=True).problems
+    assert (problem.field, problem.fix) == ("student_pretrains", "did you mean student_pretrain?")
 
 
 def test_deepspeed_splits_sequences_by_ulysses_size() -> None:

@@ -347,3 +347,61 @@ def test_a_row_without_what_the_environment_needs_is_told() -> None:
     host.start("e", EnvSpec(name="skyrl_gym", settings={"env_class": "gsm8k"}), 0)
     ((_, event),) = host.wait(0.0)
     assert isinstance(event, EnvFailed) and "reward_spec field is required" in event.detail
+
+
+ANSWERING = """
+from skyrl_gym.envs.base_text_env import BaseTextEnv
+
+class Mine(BaseTextEnv):
+    def __init__(self, env_config=None, extras={}):
+        super().__init__()
+
+    def step(self, action):
+        return ANSWER
+"""
+FAULTS = {
+    "None": "returned None; step returns a mapping",
+    "([], 1.0, True, {})": "returned a tuple; step returns a mapping",
+    "{'observations': [], 'reward': 1.0}": "returned a mapping without done; step returns",
+    "{'reward': 'good', 'done': True}": "returned reward='good'; a reward is a finite number",
+    "{'reward': float('nan'), 'done': True}": "returned reward=nan; a reward is a finite number",
+    "{'reward': 1.0, 'done': 'no'}": "returned done='no'; step returns",
+    "{'observations': 'again', 'reward': 0.0, 'done': False}": "observations of which the list is 'again'; step returns",
+    "{'observations': ['again'], 'reward': 0.0, 'done': False}": "observations of which number 0 is 'again'; step returns",
+    "{'observations': [{'text': 'x'}], 'reward': 0.0, 'done': False}": "of which number 0 is a dict; step returns",
+}
+
+
+@pytest.mark.parametrize("answer", FAULTS)
+def test_a_wrong_answer_of_an_own_environment_names_class_file_and_line(answer: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(ANSWERING.replace("ANSWER", answer))
+    env = make_skyrl_gym(EnvSpec(name="skyrl_gym", messages=PROMPT), env_class=f"{file}:Mine")
+    env.reset(0)
+    with pytest.raises(ConfigError) as error:
+        env.step("seven")
+    (problem,) = error.value.problems
+    assert problem.what.startswith(f"Mine.step ({file}:8) ") and FAULTS[answer] in problem.what
+
+
+def test_an_environment_that_cannot_be_made_names_its_class(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        ANSWERING.replace("env_config=None, extras={}", "") + "class NoEnv:\n    def __init__(self, **k): pass\n"
+    )
+    for name, place, what in (
+        ("Mine", f"{file}:4", "unexpected keyword argument"),
+        ("NoEnv", f"{file}:10", "must inherit"),
+    ):
+        with pytest.raises(ConfigError, match=what) as error:
+            make_skyrl_gym(EnvSpec(name="skyrl_gym", messages=PROMPT), env_class=f"{file}:{name}")
+        assert f"{file}:{name} ({place}) cannot be made" in str(error.value)
+
+
+def test_init_returns_messages_and_metadata(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(ANSWERING + "\n    def init(self, prompt):\n        return prompt\n")
+    with pytest.raises(
+        ConfigError, match=r"Mine.init \(.*mine.py:11\) returned a list; init returns \(messages, metadata\)"
+    ):
+        make_skyrl_gym(EnvSpec(name="skyrl_gym", messages=PROMPT), env_class=f"{file}:Mine").reset(0)

@@ -82,6 +82,9 @@ class _Estimator:
             if source.startswith(COLUMN):
                 given[name] = _array([value for value, kept in zip(ours[source], valid, strict=True) if kept])
                 continue
+            if ours[source] is None:  # values, without a critic
+                given[name] = None
+                continue
             rows = ours[source][valid]
             if source == "group_index":
                 given[name] = rows.cpu().numpy()

@@ -10,6 +10,7 @@ import torch
 
 from posttrain.algos.verl.functions import load
 from posttrain.cli.request import load_request
+from posttrain.config.roles import needs_values
 from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.registry import ADVANTAGES
 
@@ -90,6 +91,34 @@ def test_one_that_needs_skyrl_itself_says_so(program: Path) -> None:
     ours = {"token_rewards": rewards, "response_mask": mask, "valid": torch.tensor([True])}
     with pytest.raises(Exception, match=r"main_base\.BasePPOExp is SkyRL's, which is not called here"):
         load(str(program), "lost")(*(ours[name] for name in described.our_inputs))
+
+
+@pytest.mark.parametrize("parameter", ["values", "values=None"])
+def test_one_that_takes_values_has_a_critic_where_one_is_named(parameter: str, tmp_path: Path) -> None:
+    """As SkyRL hands over ``values`` in any case: None without ``critic.model.path``."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from skyrl.backends.skyrl_train.utils.ppo_utils import register_advantage_estimator\n\n"
+        "@register_advantage_estimator('mine')\n"
+        f"def mine(token_level_rewards, response_mask, {parameter}, **kwargs):\n"
+        "    found = token_level_rewards - (0 if values is None else values)\n"
+        "    return found, token_level_rewards\n"
+    )
+    keys = ["data.train_data=[a.parquet]", "trainer.policy.model.path=m", f"++posttrain.advantage.path={file}"]
+    keys.append("trainer.algorithm.advantage_estimator=mine")
+    for critic, has_one in (("null", False), ("m", True)):
+        loaded = load_request([*keys, f"trainer.critic.model.path={critic}"], "skyrl", here=True, skip_files=True)
+        assert not [each for each in loaded.problems if "critic" in each.field]
+        assert needs_values(loaded.config) is has_one
+    described, estimator = ADVANTAGES.describe("mine", str(file)), load(str(file), "mine")
+    ours = {
+        "token_rewards": torch.tensor([[3.0]]),
+        "response_mask": torch.tensor([[True]]),
+        "valid": torch.tensor([True]),
+    }
+    for values, expected in ((None, 3.0), (torch.tensor([[1.0]]), 2.0)):
+        advantages, _ = estimator(*((ours | {"values": values})[name] for name in described.inputs))
+        assert advantages.tolist() == [[expected]]
 
 
 LOSSES = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posttrain.dialects.plugged import settings_of_own
+from posttrain.dialects.plugged import own_path, settings_of_own
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.skyrl.rules.look import get
 from posttrain.errors import did_you_mean
@@ -29,13 +29,23 @@ def estimator_name(keys: Reader) -> str:
 
 
 def uses_critic(keys: Reader) -> bool:
-    """Return True when the estimator needs values, and so a critic."""
-    needed = "values" in ADVANTAGES.inputs(estimator_name(keys))
+    """Return True when the estimator needs values, and so a critic, or can read those of one that is there."""
+    name = keys[f"{_ALGORITHM}.advantage_estimator"]
+    needed, optional = reads_values(keys)
+    if optional:
+        return bool(keys["trainer.critic.model.path"])
     if needed and not keys["trainer.critic.model.path"]:
         key, path = "trainer.critic.model.path", keys["trainer.policy.model.path"]
-        name = keys[f"{_ALGORITHM}.advantage_estimator"]
         keys.problem(f"{name} needs a critic, and {key} is null", key=key, fix=f"use {key}={path}")
     return needed
+
+
+def reads_values(keys: Reader) -> tuple[bool, bool]:
+    """Tell whether the estimator reads values, and whether it can do without."""
+    ours = estimator_name(keys)
+    path = None if ADVANTAGES.is_built_in(ours) else own_path(keys, "advantage.name", ours)
+    about = ADVANTAGES.known(ours, path)
+    return "values" in about.inputs, "values" in about.optional
 
 
 def advantages(keys: Reader) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.dialects.ledger import leaves
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.skyrl.rules.algorithm import reads_values
 from posttrain.dialects.skyrl.rules.look import get, ignore_all, is_of_2026, joined
 from posttrain.dialects.skyrl.rules.teachers import NO_OP
 from posttrain.dialects.skyrl.strategies import CANNOT_OFFLOAD, DEEPSPEED, MEGATRON
@@ -49,7 +50,9 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
     if has_critic:
         path = keys["trainer.critic.model.path"]
         fields |= _trained(keys, "critic")
-        fields["critic.path"] = None if path == keys["trainer.policy.model.path"] else path
+        # Where values are optional, the critic is there because it is named
+        optional = reads_values(keys)[1]
+        fields["critic.path"] = None if path == keys["trainer.policy.model.path"] and not optional else path
         fields["critic.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
         fields["critic.config_overrides"] = get(keys, "trainer.critic.model_config_kwargs") or {}
         fields["critic.value_clip"] = keys["trainer.algorithm.value_clip"]
@@ -77,9 +80,6 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
 def _reference(keys: Reader) -> dict[str, Any]:
     fields: dict[str, Any] = {"reference.update_every": "epoch"} if keys["trainer.update_ref_every_epoch"] else {}
     fields |= {f"reference.engine_options.{name}": value for name, value in _engine_options(keys, "ref").items()}
-    shared = keys["trainer.ref.sequence_parallel_size"]
-    if shared != 1:
-        fields["reference.engine_options.sequence_parallel_size"] = shared
     path = get(keys, "trainer.ref.model.path")
     if path is not None and path != keys["trainer.policy.model.path"]:
         fields["reference.path"] = path

@@ -115,7 +115,9 @@ def uses_critic(keys: Reader) -> bool:
     if "algorithm.adv_estimator" in keys.bad and name == "gae":
         return False  # the default in the place of an unknown one: verl builds a critic for gae alone
     path = None if ADVANTAGES.is_built_in(name) else own_path(keys, "advantage.name", name)
-    needed = "values" in ADVANTAGES.known(ESTIMATORS.get(name, name), path).inputs
+    about = ADVANTAGES.known(ESTIMATORS.get(name, name), path)
+    # verl itself hands estimators none
+    needed = "values" in about.inputs and "values" not in about.optional
     asked = get(keys, "critic.enable")
     if asked is not None and asked != needed:
         what = (
