@@ -6,7 +6,7 @@
 // and added up in the order of the pieces, which depend on the row alone, so no bit depends on the number of threads. Sums are in
 // float32, factors of products in the dtype. attention.py says what the arguments are.
 
-#include "attention.h"
+#include "backward.h"
 
 #include <memory>
 
@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t ITEMS = 32;               // pieces times key heads, about, that a row is cut into
 constexpr int64_t LEAST_WORK = 1 << 12;     // keys that a piece's tokens see, at least
-constexpr int64_t ROWS_AT_ONCE = 16 * TALL;  // queries of a backward pass whose weights are kept together
 
 // Tokens that follow a shared prompt (of 0 tokens: none), side by side in the row.
 struct Span {
@@ -133,6 +132,34 @@ struct Laid {
     }
 };
 
+#ifdef FAST_INT16
+// The same as whole numbers.
+struct LaidRounded {
+    int64_t room, dim;
+    RoundedTokens tokens;
+    Rounded all;
+
+    LaidRounded(int64_t kv_heads, int64_t all_room, int64_t head_dim)
+        : room(all_room), dim(head_dim), all(tokens.of(kv_heads * room, dim, 0)) {}
+
+    Rounded tiled(const Holder &holder, int64_t kv_head) const {
+        int64_t at = kv_head * room + holder.place;
+        return {all.keys + at * dim, all.values + at * dim, all.key_scales + at, all.value_scales + at, dim, dim, 0};
+    }
+
+    template <class T>
+    void put(
+        const Holder &holder, int64_t kv_head, int64_t first, const T *key, int64_t key_row, const T *value, int64_t value_row) {
+        Rounded to = tiled(holder, kv_head);
+        const std::vector<T> none(dim);
+        auto row = [&](const T *from, int64_t stride, int64_t token) { return token < holder.tokens ? from + token * stride : none.data(); };
+        for (int64_t token = first; token < first + LANES; token++) to.put_key(token, row(key, key_row, token));
+        for (int64_t token = first; token < first + LANES; token += 2)
+            to.put_values(token, row(value, value_row, token), row(value, value_row, token + 1));
+    }
+};
+#endif
+
 // Calls work(holder, first token, key head) for every LANES tokens of the holders.
 template <class Work>
 void each_block(const Plan &plan, int64_t kv_heads, int threads, Work work) {
@@ -145,8 +172,8 @@ void each_block(const Plan &plan, int64_t kv_heads, int threads, Work work) {
         work(*blocks[item / kv_heads].first, blocks[item / kv_heads].second, item % kv_heads);
 }
 
-template <class T>
-void forward_piece(const Packed &all, const Piece &piece, const Laid<T> &laid, int64_t kv_head) {
+template <class T, class Past>
+void forward_piece(const Packed &all, const Piece &piece, const Past &laid, int64_t kv_head) {
     int64_t dim = all.dim, shared = all.heads / all.kv_heads, prompt = piece.prompt.tokens, at = 0, count = 0;
     thread_local Queries<T> queries;
     for (const Part &part : piece.parts) count += (part.last - part.first) * shared;
@@ -178,10 +205,10 @@ void forward_piece(const Packed &all, const Piece &piece, const Laid<T> &laid, i
     }
 }
 
-template <class T>
+template <class T, class Keys>
 void forward(const Packed &all, int threads) {
     Plan plan(all);
-    Laid<T> laid(all.kv_heads, plan.room, all.dim);
+    Keys laid(all.kv_heads, plan.room, all.dim);
     each_block(plan, all.kv_heads, threads, [&](const Holder &holder, int64_t first, int64_t kv_head) {
         const T *key = (const T *)all.key + holder.start * all.key_row + kv_head * all.key_head;
         const T *value = (const T *)all.value + holder.start * all.value_row + kv_head * all.value_head;
@@ -193,44 +220,23 @@ void forward(const Packed &all, int threads) {
         forward_piece<T>(all, plan.pieces[item / all.kv_heads], laid, item % all.kv_heads);
 }
 
-// Two rows of LANES numbers as factors: pairs side by side where these are multiplied at once, else `apart` numbers apart.
-template <class T>
-inline __attribute__((always_inline)) void put_two(Lanes one, Lanes other, typename Form<T>::Factor *to, int64_t apart) {
-    if constexpr (Form<T>::STEP == 1) {
-        store(one, to), store(other, to + apart);
-    } else {
-        typename Form<T>::Factor halves[2][LANES];
-        store(one, halves[0]), store(other, halves[1]);
-        Halves low, high;
-        std::memcpy(&low, halves[0], sizeof low), std::memcpy(&high, halves[1], sizeof high);
-        Words pairs = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
-        std::memcpy((void *)to, &pairs, sizeof pairs);
-    }
-}
-
 // The backward pass of a piece in one key head.
-template <class T>
+template <class T, class Rows, class Keys>
 struct Backward {
-    typedef typename Form<T>::Factor Factor;
-    static constexpr int STEP = Form<T>::STEP;
+    typedef typename Rows::Past Past;
 
     const Packed &all;
-    const Laid<T> &keys, &values;  // keys in both orders; values as products with incoming gradients read them
+    const Keys &keys, &values;  // keys in both orders; values as products with incoming gradients read them
     int64_t dim = all.dim, shared = all.heads / all.kv_heads, kv_head = 0;
-
-    // Of ROWS_AT_ONCE queries: themselves and incoming gradients, [row][dim], and as factors whose rows are summed over.
-    std::vector<Factor> queries, grads, queries_across, grads_across;
-    // Of TALL queries, [row][column]: weights, their gradients, slopes of the cap; gradients of scores. Columns are the prompt's
+    Rows products{dim};
+    // Of TALL queries, [row][column]: weights, their gradients and then those of scores, slopes of the cap. Columns are the prompt's
     // keys and then the part's own.
     std::vector<float> weights, of_weights, slopes;
-    std::vector<Factor> of_scores;
-    std::vector<Factor> weights_across, of_scores_across;  // of ROWS_AT_ONCE queries, [row / STEP][column][STEP]
-    int64_t columns = 0;                                   // of the part at hand
+    std::vector<float> mixed = std::vector<float>(TALL * dim);
+    const std::vector<T> none = std::vector<T>(dim);
+    int64_t columns = 0;  // of the part at hand
 
-    Backward(const Packed &packed, const Laid<T> &of_keys, const Laid<T> &of_values)
-        : all(packed), keys(of_keys), values(of_values) {
-        for (auto *each : {&queries, &grads, &queries_across, &grads_across}) each->resize(ROWS_AT_ONCE * dim);
-    }
+    Backward(const Packed &packed, const Keys &of_keys, const Keys &of_values) : all(packed), keys(of_keys), values(of_values) {}
 
     // sums: [2][dim][columns of the piece], of keys and values
     void run(const Piece &piece, int64_t head, float *sums) {
@@ -240,8 +246,7 @@ struct Backward {
         for (const Part &part : piece.parts) {
             columns = piece.prompt.room + part.own.room;
             for (auto *each : {&weights, &of_weights, &slopes}) each->resize(TALL * columns);
-            of_scores.resize(TALL * columns);
-            weights_across.resize(ROWS_AT_ONCE * columns), of_scores_across.resize(ROWS_AT_ONCE * columns);
+            products.begin(columns);
             for (int64_t first = part.first; first < part.last; first += tile)
                 tokens(piece, part, first, std::min(first + tile, part.last), sums, width, begin);
             begin += part.own.room;
@@ -252,61 +257,31 @@ struct Backward {
     // More heads than ROWS_AT_ONCE share no key in any model that is known; attention.py asks for no more.
     void tokens(const Piece &piece, const Part &part, int64_t first, int64_t last, float *sums, int64_t width, int64_t begin) {
         int64_t rows = (last - first) * shared, groups = (rows + TALL - 1) / TALL;
-        const T *given = (const T *)all.grad, *asked = (const T *)all.query;
-        for (int64_t row = 0; row < groups * TALL; row++) {
-            Factor *query = queries.data() + row * dim, *grad = grads.data() + row * dim;
-            int64_t token = part.start + first + row / shared, at = kv_head * shared + row % shared;
-            for (int64_t i = 0; i < dim; i += LANES) {
-                bool there = row < rows;
-                store(there ? load(asked + token * all.query_row + at * all.query_head + i) : Lanes{}, query + i);
-                store(there ? load(given + (token * all.heads + at) * dim + i) : Lanes{}, grad + i);
+        for (int64_t row = 0; row < groups * TALL; row += 2) {
+            const T *query[2], *grad[2];
+            for (int i = 0; i < 2; i++) {
+                int64_t token = part.start + first + (row + i) / shared, head = kv_head * shared + (row + i) % shared;
+                bool there = row + i < rows;
+                query[i] = there ? (const T *)all.query + token * all.query_row + head * all.query_head : none.data();
+                grad[i] = there ? (const T *)all.grad + (token * all.heads + head) * dim : none.data();
             }
+            products.put(row, query, grad);
         }
-        for (int64_t row = 0; row < groups * TALL; row += 2)
-            for (int64_t i = 0; i < dim; i += LANES) {
-                auto both = [&](const std::vector<Factor> &from, std::vector<Factor> &to) {
-                    const Factor *at = from.data() + row * dim + i;
-                    put_two<T>(load(at), load(at + dim), to.data() + row * dim + i * STEP, dim);
-                };
-                both(queries, queries_across), both(grads, grads_across);
-            }
         int64_t seen = (last + LANES - 1) / LANES * LANES;  // of the part's own keys
         for (int64_t group = 0; group < groups; group++) of_rows(piece, part, first, rows, group * TALL, seen);
-        if (piece.prompt.room) across(groups * TALL, 0, piece.prompt.room, sums, width);
-        across(groups * TALL, piece.prompt.room, seen, sums + begin, width);
-    }
-
-    // lines[row][column] = the products of TALL rows with the keys of a holder
-    void score(const Factor *rows, const Tiled<T> &past, int64_t count, float *lines) {
-        int64_t blocks = count / LANES, block = 0;
-        for (; block + BROAD <= blocks; block += BROAD) score_blocks<BROAD>(rows, past, block, lines);
-        switch (blocks - block) {
-            case 3: score_blocks<3>(rows, past, block, lines); break;
-            case 2: score_blocks<2>(rows, past, block, lines); break;
-            case 1: score_blocks<1>(rows, past, block, lines); break;
-        }
-    }
-
-    template <int WIDE>
-    void score_blocks(const Factor *rows, const Tiled<T> &past, int64_t block, float *lines) {
-        Lanes found[TALL][WIDE] = {};
-        past.score(rows, dim, block * LANES, found);
-        ALL_AT_ONCE
-        for (int row = 0; row < TALL; row++)
-            ALL_AT_ONCE
-            for (int next = 0; next < WIDE; next++) store(found[row][next], lines + row * columns + (block + next) * LANES);
+        if (piece.prompt.room) products.across(groups * TALL, 0, piece.prompt.room, sums, width);
+        products.across(groups * TALL, piece.prompt.room, seen, sums + begin, width);
     }
 
     // Weights and gradients of scores of TALL rows from `row` on, and what these make of the gradients of the queries.
     void of_rows(const Piece &piece, const Part &part, int64_t first, int64_t rows, int64_t row, int64_t seen) {
         int64_t prompt = piece.prompt.tokens, room = piece.prompt.room;
-        Tiled<T> own_keys = keys.tiled(part.own, kv_head), own_values = values.tiled(part.own, kv_head);
-        Tiled<T> prompt_keys = keys.tiled(piece.prompt, kv_head), prompt_values = values.tiled(piece.prompt, kv_head);
-        const Factor *query = queries.data() + row * dim, *grad = grads.data() + row * dim;
-        score(query, prompt_keys, room, weights.data());
-        score(query, own_keys, seen, weights.data() + room);
-        score(grad, prompt_values, room, of_weights.data());
-        score(grad, own_values, seen, of_weights.data() + room);
+        Past own_keys = keys.tiled(part.own, kv_head), own_values = values.tiled(part.own, kv_head);
+        Past prompt_keys = keys.tiled(piece.prompt, kv_head), prompt_values = values.tiled(piece.prompt, kv_head);
+        products.score(row, prompt_keys, room, weights.data());
+        products.score(row, own_keys, seen, weights.data() + room);
+        products.score_grads(row, prompt_values, room, of_weights.data());
+        products.score_grads(row, own_values, seen, of_weights.data() + room);
         for (int i = 0; i < TALL; i++) {
             int64_t token = first + (row + i) / shared, head = kv_head * shared + (row + i) % shared;
             int64_t at = (part.start + token) * all.heads + head;
@@ -320,21 +295,14 @@ struct Backward {
             if (there) all.totals[at] = all_of_row;
             bend(i, room + seen, all_of_row);
         }
-        for (int i = 0; i < TALL; i += 2) {
-            const float *weight = weights.data() + i * columns, *slope = of_weights.data() + i * columns;
-            int64_t to = (row + i) * columns;
-            for (int64_t k = 0; k < room + seen; k += LANES) {
-                put_two<T>(load(weight + k), load(weight + columns + k), weights_across.data() + to + k * STEP, columns);
-                put_two<T>(load(slope + k), load(slope + columns + k), of_scores_across.data() + to + k * STEP, columns);
-            }
-        }
-        int64_t block = 0, blocks = dim / LANES;
-        int64_t count = std::min<int64_t>(TALL, rows - row), before = (part.start + first) * shared + row;
-        for (; block + BROAD <= blocks; block += BROAD) mix<BROAD>(prompt_keys, room, own_keys, seen, block, before, count);
-        switch (blocks - block) {
-            case 3: mix<3>(prompt_keys, room, own_keys, seen, block, before, count); break;
-            case 2: mix<2>(prompt_keys, room, own_keys, seen, block, before, count); break;
-            case 1: mix<1>(prompt_keys, room, own_keys, seen, block, before, count); break;
+        products.keep(row, room + seen, weights.data(), of_weights.data());
+        std::fill(mixed.begin(), mixed.end(), 0.0f);
+        products.mix(prompt_keys, 0, room, mixed.data());
+        products.mix(own_keys, room, seen, mixed.data());
+        for (int64_t i = 0; i < std::min<int64_t>(TALL, rows - row); i++) {
+            int64_t token = part.start + first + (row + i) / shared, head = kv_head * shared + (row + i) % shared;
+            T *to = (T *)all.grad_query + (token * all.heads + head) * dim;
+            for (int64_t k = 0; k < dim; k += LANES) store(load(&mixed[i * dim + k]), to + k);
         }
     }
 
@@ -361,71 +329,15 @@ struct Backward {
         }
     }
 
-    // Gradients of weights become those of products, in both orders.
+    // Gradients of weights become those of products.
     void bend(int i, int64_t count, float total) {
         const float *weight = weights.data() + i * columns, *slope = slopes.data() + i * columns;
         float *of_weight = of_weights.data() + i * columns;
-        Factor *of_score = of_scores.data() + i * columns;
         for (int64_t k = 0; k < count; k += LANES) {
             Lanes found = load(weight + k) * (load(of_weight + k) - total) * all.scaling;
             if (all.softcap > 0) found *= load(slope + k);
-            store(found, of_weight + k), store(found, of_score + k);
+            store(found, of_weight + k);
         }
-    }
-
-    // Gradients of `count` queries, which have `before` others in front of them in the row's heads that share the key head.
-    template <int WIDE>
-    void mix(
-        const Tiled<T> &prompt_keys, int64_t room, const Tiled<T> &own_keys, int64_t seen, int64_t block, int64_t before,
-        int64_t count) {
-        Lanes found[TALL][WIDE] = {};
-        prompt_keys.mix(of_scores.data(), columns, 0, room, block * LANES, found);
-        own_keys.mix(of_scores.data() + room, columns, 0, seen, block * LANES, found);
-        for (int i = 0; i < count; i++) {
-            int64_t token = (before + i) / shared, head = kv_head * shared + (before + i) % shared;
-            T *to = (T *)all.grad_query + (token * all.heads + head) * dim + block * LANES;
-            for (int next = 0; next < WIDE; next++) store(found[i][next], to + next * LANES);
-        }
-    }
-
-    // What the rows add to the gradients of keys and values, for `count` columns from `begin` on.
-    void across(int64_t rows, int64_t begin, int64_t count, float *sums, int64_t width) {
-        int64_t blocks = count / LANES, block = 0;
-        for (; block + BROAD <= blocks; block += BROAD) across_blocks<BROAD>(rows, begin, block, sums, width);
-        switch (blocks - block) {
-            case 3: across_blocks<3>(rows, begin, block, sums, width); break;
-            case 2: across_blocks<2>(rows, begin, block, sums, width); break;
-            case 1: across_blocks<1>(rows, begin, block, sums, width); break;
-        }
-    }
-
-    template <int WIDE>
-    void across_blocks(int64_t rows, int64_t begin, int64_t block, float *sums, int64_t width) {
-        const Factor *of_score = of_scores_across.data() + (begin + block * LANES) * STEP;
-        const Factor *weight = weights_across.data() + (begin + block * LANES) * STEP;
-        int64_t groups = (dim + TALL - 1) / TALL;
-        for (int64_t group = 0; group < groups; group++) {
-            int64_t i = dim * group / groups, count = dim * (group + 1) / groups - i;
-            float *to = sums + i * width + block * LANES;
-            add_rows<TALL, WIDE>(count, queries_across.data() + i * STEP, of_score, rows, to, width);
-            add_rows<TALL, WIDE>(count, grads_across.data() + i * STEP, weight, rows, to + dim * width, width);
-        }
-    }
-
-    template <int ROWS, int WIDE>
-    void add_rows(int64_t count, const Factor *left, const Factor *right, int64_t depth, float *sums, int64_t width) {
-        if constexpr (ROWS > 1)
-            if (count < ROWS) return add_rows<ROWS - 1, WIDE>(count, left, right, depth, sums, width);
-        Lanes found[ROWS][WIDE];
-        ALL_AT_ONCE
-        for (int row = 0; row < ROWS; row++)
-            ALL_AT_ONCE
-            for (int next = 0; next < WIDE; next++) found[row][next] = load(sums + row * width + next * LANES);
-        multiply_tiles<T>(left, STEP, dim * STEP, right, right, LANES * STEP, columns * STEP, depth, found);
-        ALL_AT_ONCE
-        for (int row = 0; row < ROWS; row++)
-            ALL_AT_ONCE
-            for (int next = 0; next < WIDE; next++) store(found[row][next], sums + row * width + next * LANES);
     }
 };
 
@@ -435,11 +347,11 @@ struct Share {
     int64_t width;
 };
 
-template <class T>
+template <class T, class Rows, class Keys>
 void backward(const Packed &all, int threads) {
     Plan plan(all);
     int64_t dim = all.dim, kv_heads = all.kv_heads, pieces = plan.pieces.size();
-    Laid<T> keys(kv_heads, plan.room, dim), values(kv_heads, plan.room, dim);
+    Keys keys(kv_heads, plan.room, dim), values(kv_heads, plan.room, dim);
     each_block(plan, kv_heads, threads, [&](const Holder &holder, int64_t first, int64_t kv_head) {
         const T *key = (const T *)all.key + holder.start * all.key_row + kv_head * all.key_head;
         const T *value = (const T *)all.value + holder.start * all.value_row + kv_head * all.value_head;
@@ -452,7 +364,7 @@ void backward(const Packed &all, int threads) {
     };
 #pragma omp parallel num_threads(threads)
     {
-        Backward<T> work(all, keys, values);
+        Backward<T, Rows, Keys> work(all, keys, values);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < pieces * kv_heads; item++) {
             const Piece &piece = plan.pieces[item / kv_heads];
@@ -490,9 +402,13 @@ void backward(const Packed &all, int threads) {
 
 }  // namespace
 
-#define FOR_DTYPE(NAME, T)                                                                                      \
-    extern "C" void attention_forward_##NAME(const Packed *all, int threads) { forward<T>(*all, threads); } \
-    extern "C" void attention_backward_##NAME(const Packed *all, int threads) { backward<T>(*all, threads); }
+#define FOR_DTYPE(NAME, T, ROWS, KEYS)                                                                               \
+    extern "C" void attention_forward_##NAME(const Packed *all, int threads) { forward<T, KEYS>(*all, threads); } \
+    extern "C" void attention_backward_##NAME(const Packed *all, int threads) { backward<T, ROWS, KEYS>(*all, threads); }
 
-FOR_DTYPE(bfloat16, bfloat16)
-FOR_DTYPE(float32, float)
+#ifdef FAST_INT16
+FOR_DTYPE(bfloat16, bfloat16, RoundedRows, LaidRounded)
+#else
+FOR_DTYPE(bfloat16, bfloat16, FactoredRows<bfloat16>, Laid<bfloat16>)
+#endif
+FOR_DTYPE(float32, float, FactoredRows<float>, Laid<float>)

@@ -5,11 +5,19 @@
 #pragma once
 
 #include "form.h"
+#include "rounded.h"
 
 namespace {
 
 constexpr int64_t CHUNK = 512;  // keys: theirs and their values' numbers fit into the second cache of a core
 #define ALL_AT_ONCE _Pragma("GCC unroll 8")  // or the sums of a product would not be in registers
+#ifdef FAST_INT16
+template <class T>
+constexpr bool ROUNDS = std::is_same<T, bfloat16>::value;  // where rows share keys, products are those of whole numbers
+#else
+template <class T>
+constexpr bool ROUNDS = false;
+#endif
 constexpr int TALL = 6, BROAD = 4;  // rows and LANES of a product that are in registers at a time
 
 // Keys [dim][room] and values [room][dim] of a prompt, as torch's products take them.
@@ -55,6 +63,23 @@ struct Flat {
         const Factor *weights, int64_t width, int64_t key, int64_t depth, int64_t column, Lanes (&sums)[ROWS][WIDE]) const {
         multiply(weights, width, values + key * dim + column, dim, depth, sums);
     }
+
+#ifdef FAST_INT16
+    // Of tokens from `first`, a multiple of LANES, to `last`. There is room for LANES keys wherever one is.
+    void round(int64_t first, int64_t last, const Rounded &to) const {
+        const std::vector<T> none(dim);
+        for (int64_t token = first; token < last; token += LANES)
+            to.put_keys(token, [&](int64_t k) {
+                const T *place = keys + k * room + token;
+                return std::pair<Lanes, Lanes>(load(place), k + 1 < dim ? load(place + room) : Lanes{});
+            });
+        int64_t whole = (last + LANES - 1) / LANES * LANES;
+        for (int64_t token = first; token < whole; token += 2) {
+            const T *one = values + token * dim;
+            to.put_values(token, token < last ? one : none.data(), token + 1 < last ? one + dim : none.data());
+        }
+    }
+#endif
 
    private:
 #ifdef PAIRS
@@ -178,6 +203,12 @@ struct Queries {
     std::vector<float> sums;           // [count][padded], of weighted values; the last LANES are those that end a head
     std::vector<float> scores;         // [TALL][CHUNK]
     std::vector<Factor> weights;       // [TALL][CHUNK]
+#ifdef FAST_INT16
+    int64_t rounded_width;                                  // in whole pairs
+    std::vector<int16_t> rounded_queries, rounded_weights;  // [count][rounded_width], [TALL][CHUNK]
+    std::vector<float> query_scales, weight_scales;         // [count], [TALL][CHUNK / SPAN]
+    RoundedTokens rounded_tokens;                           // of a chunk
+#endif
 
     // Scores are products times `of_scores`, and then, for a cap that is not 0, cap * tanh(score / cap).
     void begin(int64_t count, int64_t head_dim, float of_scores, float cap) {
@@ -191,26 +222,42 @@ struct Queries {
         sums.assign(count * padded, 0);
         scores.resize(TALL * CHUNK);
         weights.resize(TALL * CHUNK);
+#ifdef FAST_INT16
+        if constexpr (ROUNDS<T>) {
+            rounded_width = (dim + 1) / 2 * 2;
+            rounded_queries.resize(count * rounded_width), query_scales.resize(count);
+            rounded_weights.resize(TALL * CHUNK), weight_scales.resize(TALL * CHUNK / SPAN);
+        }
+#endif
     }
 
     void put(int64_t row, const T *query) {
         Factor *to = queries.data() + row * width;
         if (width > dim) to[dim] = Factor{};
         blocks(dim, [&](int64_t i) { store(load(query + i), to + i); });
+#ifdef FAST_INT16
+        if constexpr (ROUNDS<T>)
+            query_scales[row] = round_vector(query, dim, rounded_width, &rounded_queries[row * rounded_width]);
+#endif
     }
 
-    // Over Flat or Tiled keys and values, for the rows from `first` to `last`.
+    // Over keys and values in one of the forms, for the rows from `first` to `last`.
     template <class Past>
     void see(int64_t first, int64_t last, const Past &past) {
-        if (first == last) return;
-        int64_t begin = *std::min_element(from.begin() + first, from.begin() + last) / CHUNK * CHUNK;
-        int64_t end = *std::max_element(to.begin() + first, to.begin() + last);
-        int64_t count = last - first, groups = (count + TALL - 1) / TALL;
-        for (; begin < end; begin += CHUNK)
-            for (int64_t group = 0; group < groups; group++) {
-                int64_t row = count * group / groups;
-                see_rows(count * (group + 1) / groups - row, first + row, begin, past);
-            }
+        each_chunk(first, last, [&](int64_t begin, int64_t) { see_groups(first, last, begin, past); });
+    }
+
+    // Over those that many rows share: where products of whole numbers are faster, they are rounded first.
+    void see_shared(int64_t first, int64_t last, const Flat<T> &past) {
+#ifdef FAST_INT16
+        if constexpr (ROUNDS<T>)
+            return each_chunk(first, last, [&](int64_t begin, int64_t end) {
+                Rounded chunk = rounded_tokens.of(CHUNK, dim, begin);
+                past.round(begin, std::min(begin + CHUNK, end), chunk);
+                see_groups(first, last, begin, chunk);
+            });
+#endif
+        see(first, last, past);
     }
 
     // Let a score that no key has take its share of the weights.
@@ -232,6 +279,24 @@ struct Queries {
     }
 
    private:
+    // Calls work(first key, end of all) for every CHUNK of keys.
+    template <class Work>
+    void each_chunk(int64_t first, int64_t last, Work work) {
+        if (first == last) return;
+        int64_t begin = *std::min_element(from.begin() + first, from.begin() + last) / CHUNK * CHUNK;
+        int64_t end = *std::max_element(to.begin() + first, to.begin() + last);
+        for (; begin < end; begin += CHUNK) work(begin, end);
+    }
+
+    template <class Past>
+    void see_groups(int64_t first, int64_t last, int64_t begin, const Past &past) {
+        int64_t count = last - first, groups = (count + TALL - 1) / TALL;
+        for (int64_t group = 0; group < groups; group++) {
+            int64_t row = count * group / groups;
+            see_rows(count * (group + 1) / groups - row, first + row, begin, past);
+        }
+    }
+
     template <int ROWS = TALL, class Past>
     void see_rows(int64_t rows, int64_t row, int64_t begin, const Past &past) {
         if constexpr (ROWS > 1)
@@ -251,7 +316,7 @@ struct Queries {
             case 2: score<ROWS, 2>(row, past, begin, block); break;
             case 1: score<ROWS, 1>(row, past, begin, block); break;
         }
-        for (int i = 0; i < ROWS; i++) weigh(row + i, i, begin, blocks * LANES);
+        for (int i = 0; i < ROWS; i++) weigh(row + i, i, begin, blocks * LANES, past);
         int64_t first = 0;
         for (; first + BROAD * LANES <= dim; first += BROAD * LANES)
             mix<ROWS, BROAD>(row, past, begin, end - begin, first, first);
@@ -264,13 +329,27 @@ struct Queries {
     template <int ROWS, int WIDE, class Past>
     void score(int64_t row, const Past &past, int64_t begin, int64_t block) {
         Lanes found[ROWS][WIDE] = {};
-        past.score(queries.data() + row * width, width, begin + block * LANES, found);
+        multiply(row, past, begin + block * LANES, found);
         ALL_AT_ONCE
         for (int i = 0; i < ROWS; i++)
             ALL_AT_ONCE
             for (int next = 0; next < WIDE; next++)
                 store(found[i][next] * scaling, scores.data() + i * CHUNK + (block + next) * LANES);
     }
+
+    template <int ROWS, int WIDE, class Past>
+    inline __attribute__((always_inline)) void multiply(
+        int64_t row, const Past &past, int64_t key, Lanes (&found)[ROWS][WIDE]) const {
+        past.score(queries.data() + row * width, width, key, found);
+    }
+
+#ifdef FAST_INT16
+    template <int ROWS, int WIDE>
+    inline __attribute__((always_inline)) void multiply(
+        int64_t row, const Rounded &past, int64_t key, Lanes (&found)[ROWS][WIDE]) const {
+        past.score(&rounded_queries[row * rounded_width], &query_scales[row], key, found);
+    }
+#endif
 
     // The weighted values' numbers from `column` on, whose sums are those from `first` on.
     template <int ROWS, int WIDE, class Past>
@@ -288,15 +367,23 @@ struct Queries {
             for (int block = 0; block < WIDE; block++) store(found[i][block], of_row + i * padded + block * LANES);
     }
 
+#ifdef FAST_INT16
+    template <int ROWS, int WIDE>
+    void mix(int64_t row, const Rounded &past, int64_t begin, int64_t depth, int64_t first, int64_t column) {
+        float *of_row = sums.data() + row * padded + first;
+        for (int64_t k = 0; k < depth; k += SPAN)
+            past.mix<ROWS, WIDE>(
+                rounded_weights.data() + k, CHUNK, weight_scales.data() + k / SPAN, CHUNK / SPAN, begin + k, std::min(SPAN, depth - k), column, of_row,
+                padded);
+    }
+#endif
+
     // The weights of the row's scores, which are those of line i; what was added up before is corrected for a larger score.
-    void weigh(int64_t row, int i, int64_t begin, int64_t count) {
+    template <class Past>
+    void weigh(int64_t row, int i, int64_t begin, int64_t count, const Past &past) {
         float *line = scores.data() + i * CHUNK;
-        Factor *weight = weights.data() + i * CHUNK;
         int64_t low = std::max<int64_t>(from[row] - begin, 0), high = std::min(to[row] - begin, count);
-        if (high <= low) {
-            std::memset((void *)weight, 0, count * sizeof(Factor));
-            return;
-        }
+        if (high <= low) return no_weights(i, count, past);
         Lanes largest = -INFINITY - Lanes{};
         for (int64_t k = 0; k < count; k += LANES) {
             Lanes some = load(line + k);
@@ -313,14 +400,53 @@ struct Queries {
                 store(load(sums.data() + d) * correction, sums.data() + d);
         }
         most[row] = now;
+        total[row] += sum(set_weights(i, begin, count, now, past));
+    }
+
+    template <class Past>
+    void no_weights(int i, int64_t count, const Past &) {
+        std::memset((void *)(weights.data() + i * CHUNK), 0, count * sizeof(Factor));
+    }
+
+    // Weights of line i, whose keys begin at `begin`, for the largest score. Returns: their sum, in parts.
+    template <class Past>
+    Lanes set_weights(int i, int64_t, int64_t count, float now, const Past &) {
+        const float *line = scores.data() + i * CHUNK;
         Lanes added = {};
         for (int64_t k = 0; k < count; k += LANES) {
             Lanes of_keys = exponential(load(line + k) - now);
             added += of_keys;
-            store(of_keys, weight + k);
+            store(of_keys, weights.data() + i * CHUNK + k);
         }
-        total[row] += sum(added);
+        return added;
     }
+
+#ifdef FAST_INT16
+    void no_weights(int i, int64_t count, const Rounded &) {
+        std::memset(rounded_weights.data() + i * CHUNK, 0, count * sizeof(int16_t));
+        std::fill_n(weight_scales.data() + i * CHUNK / SPAN, (count + SPAN - 1) / SPAN, 0.0f);
+    }
+
+    Lanes set_weights(int i, int64_t begin, int64_t count, float now, const Rounded &past) {
+        const float *value_scales = past.value_scales + begin - past.first;
+        float *line = scores.data() + i * CHUNK;
+        Lanes added = {};
+        for (int64_t from = 0; from < count; from += SPAN) {
+            int64_t end = std::min(from + SPAN, count);
+            Lanes most = {}, all = {};
+            for (int64_t k = from; k < end; k += LANES) {
+                Lanes of_keys = exponential(load(line + k) - now), scaled = of_keys * load(value_scales + k);
+                added += of_keys, all += scaled;
+                most = scaled > most ? scaled : most;
+                store(scaled, line + k);
+            }
+            float factor = factor_of_weights(greatest(most), sum(all), &weight_scales[(i * CHUNK + from) / SPAN]);
+            for (int64_t k = from; k < end; k += LANES)
+                _mm256_storeu_si256((__m256i *)(rounded_weights.data() + i * CHUNK + k), whole(load(line + k) * factor));
+        }
+        return added;
+    }
+#endif
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posttrain.libraries.compilers import find_compiler
 from posttrain.libraries.folders import user_cache
-from posttrain.libraries.processor import multiplies_bfloat16_slowly, processor
+from posttrain.libraries.processor import multiplies_bfloat16_slowly, multiplies_int16_faster, processor
 
 SHARED_HEADERS = Path(__file__).parent
 # The processor's own instructions; IEEE floating-point numbers, except for errno and traps, which are unused.
@@ -39,7 +39,8 @@ def _compiled(source: Path, compiler: str, folder: Path) -> Path:
     """Return the shared library, compiled by the first process that needs it for this source, compiler and processor."""
     version = _run([compiler, "--version"])
     headers = sorted({*source.parent.glob("*.h"), *SHARED_HEADERS.glob("*.h")})
-    flags = [*FLAGS, *(["-DSLOW_PAIRS"] if multiplies_bfloat16_slowly() else [])]
+    defined = {"SLOW_PAIRS": multiplies_bfloat16_slowly(), "FAST_INT16": multiplies_int16_faster()}
+    flags = [*FLAGS, *(f"-D{name}" for name, holds in defined.items() if holds)]
     texts = "\n".join([*flags, version, processor()])
     key = hashlib.sha256(b"".join(file.read_bytes() for file in (source, *headers)) + texts.encode())
     path = folder / f"{key.hexdigest()[:32]}.so"

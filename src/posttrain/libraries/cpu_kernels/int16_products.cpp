@@ -9,58 +9,18 @@
 // A sum runs over the depth in one order, whatever the number of rows and threads, so that a row's result depends on that row alone,
 // to the bit. int16_products.py says what the arguments are.
 
+#include "int16.h"
 #include "panels.h"
 
 #ifdef __AVX512VNNI__
-#include <immintrin.h>
 
 namespace {
 
 constexpr int64_t BLOCK = 192;  // numbers of a vector with one scale; a multiple of LANES
-// With half a rounding error for each of its numbers, the square of a norm stays below 2^31.
 constexpr int64_t MOST_ROUNDED = 1 << 23;  // whole numbers of rows that are kept at a time
-constexpr float TOP = 46320, LARGEST = 32767;
-constexpr uint32_t MAGNITUDE = 0x7fffffff, EXPONENT = 0x7f800000, FINITE = 0x7f7fffff;  // bits of a float32
-// Bits of the smallest and the largest power of two whose scale and inverse are normal numbers. A smaller number, below 2^-110, is 0.
-constexpr uint32_t LEAST = 17 << 23, MOST = 253 << 23;
 
 int64_t padded(int64_t depth) { return (depth + LANES - 1) / LANES * LANES; }
 int64_t blocks_of(int64_t depth) { return (depth + BLOCK - 1) / BLOCK; }
-
-float as_float(uint32_t bits) {
-    float number;
-    std::memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
-// The larger magnitudes, as bits, whose order is that of the numbers; NaN is above all.
-Words larger(Words most, Lanes x) {
-    Words bits = (Words)x & MAGNITUDE;
-    return bits > most ? bits : most;
-}
-
-// A power of two near the largest magnitude of a vector, and its inverse, which lose no digits.
-struct Power {
-    float power, inverse;
-    explicit Power(uint32_t most) {
-        uint32_t bits = std::min(most & EXPONENT, MOST);
-        power = as_float(std::max(bits, LEAST)), inverse = bits < LEAST ? 0 : as_float((uint32_t{254} << 23) - bits);
-    }
-};
-
-// What a vector's numbers, as shares of its power, are multiplied by to become whole numbers, and the scale that undoes all.
-struct Scale {
-    float factor = 0, scale = 0;
-    Scale(uint32_t most, float squares) {
-        Power all(most);
-        if (most > FINITE) scale = NAN;
-        if (most > FINITE || all.inverse == 0) return;
-        factor = std::min(LARGEST / (as_float(most) * all.inverse), TOP / std::sqrt(squares));
-        scale = all.power / factor;
-    }
-};
-
-__m256i whole(Lanes lanes) { return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32((__m512)lanes)); }
 
 // Whole numbers of a block whose numbers are side by side, with zeros up to `width`. Returns: their scale.
 template <class T>
@@ -72,8 +32,7 @@ float round_block(const T *from, int64_t count, int64_t width, int16_t *to) {
         most = larger(most, x);
         store(x, kept + k);
     }
-    uint32_t top = 0;
-    for (int lane = 0; lane < LANES; lane++) top = std::max(top, most[lane]);
+    uint32_t top = top_of(most);
     float inverse = Power(top).inverse;
     Lanes squares = {};
     for (int64_t k = 0; k < width; k += LANES) {
@@ -140,10 +99,8 @@ void pack_columns(const T *from, int64_t stride, int64_t vectors, int64_t count,
             factors[lane] = found.factor, to.scales[left + lane] = found.scale;
         }
         for (int64_t k = 0; k < width; k += 2) {
-            __m256i first = k < count ? whole(kept[k] * factors) : _mm256_setzero_si256();
-            __m256i second = k + 1 < count ? whole(kept[k + 1] * factors) : _mm256_setzero_si256();
-            __m512i upper = _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16);
-            _mm512_storeu_si512(to.numbers + k * PANEL + left * 2, _mm512_or_si512(_mm512_cvtepu16_epi32(first), upper));
+            Lanes first = k < count ? kept[k] * factors : Lanes{}, second = k + 1 < count ? kept[k + 1] * factors : Lanes{};
+            _mm512_storeu_si512(to.numbers + k * PANEL + left * 2, pairs_of(first, second));
         }
     }
 }
@@ -162,11 +119,6 @@ struct Rows {
         return later;
     }
 };
-
-// Adds the products of pairs to whole numbers of 32 bits. With the function of immintrin.h compilers copy the sums at every step.
-inline __attribute__((always_inline)) void add_pairs(__m512i &sums, __m512i row, __m512i column) {
-    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(row), "v"(column));
-}
 
 // Adds to sums[row][column], for ROWS rows and one panel, the products of a block, and fetches LINES lines at each of its steps.
 template <int LINES, int ROWS>

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
-from posttrain.libraries.cpu_kernels import load
+from posttrain.libraries.cpu_kernels import build, load
 from posttrain.libraries.cpu_kernels.attention import AttentionKernels, difference, load_attention
+from posttrain.libraries.cpu_kernels.build import compiled_library
+from posttrain.libraries.processor import processor
 from posttrain.models.packed_attention import Packed, attend_packed, continued_layout, shared_layout
 
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
-DTYPES = pytest.mark.parametrize("dtype", list(CLOSE))
+# Products of bfloat16 are of two kinds: on any processor, and by whole numbers where these are faster.
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int16": torch.bfloat16}
+DTYPES = pytest.mark.parametrize("dtype", list(KINDS), indirect=True)
 GROUPS = st.lists(
     st.tuples(st.integers(1, 70), st.lists(st.integers(0, 40), max_size=4).map(tuple)), min_size=1, max_size=4
 )
@@ -23,6 +30,20 @@ GROUPS = st.lists(
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a run of another test has set, and afterwards again."""
     monkeypatch.setattr(load, "_allowed", True)
+
+
+@pytest.fixture(scope="module")
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """The kernels of one kind, whatever kind is the faster here."""
+    if request.param == "int16" and "avx512_vnni" not in processor().split():
+        pytest.skip("this processor does not multiply pairs of whole numbers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "multiplies_int16_faster", lambda: request.param == "int16")
+        for each in (compiled_library, load_attention):
+            each.cache_clear()
+        yield KINDS[request.param]
+    for each in (compiled_library, load_attention):
+        each.cache_clear()
 
 
 def compiled(dtype: torch.dtype) -> AttentionKernels:
@@ -131,9 +152,10 @@ def test_no_bit_depends_on_the_number_of_threads(dtype: torch.dtype) -> None:
         assert all(torch.equal(one, same) for one, same in zip(found[0], other, strict=True))
 
 
-def test_what_is_not_finite_stays_in_its_sequence() -> None:
-    compiled(torch.float32)
-    states = drawn(60, 1, 2, 16, torch.float32)
+@DTYPES
+def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype) -> None:
+    compiled(dtype)
+    states = drawn(60, 1, 2, 16, dtype)
     with torch.no_grad():
         for each in states:
             each[0, :, 25] = torch.nan
@@ -141,6 +163,54 @@ def test_what_is_not_finite_stays_in_its_sequence() -> None:
     output.backward(torch.ones_like(output))
     for rows in (output, *(each.grad[0].transpose(0, 1) for each in states)):
         assert rows[:20].isfinite().all() and rows[40:].isfinite().all()
+        assert rows[25].isnan().all()
+
+
+@DTYPES
+def test_no_bit_depends_on_later_tokens(dtype: torch.dtype) -> None:
+    """Rounding of a token's numbers looks at no other token's."""
+    compiled(dtype)
+    states = [each.detach() for each in drawn(700, 1, 3, 64, dtype)]
+    before = attend_packed(*states, shared_layout([(700, ())]), 0.2, None)[0]
+    for each in states:
+        each[:, :, 301:] = 1e4 * torch.randn(each[:, :, 301:].shape)
+    after = attend_packed(*states, shared_layout([(700, ())]), 0.2, None)[0]
+    assert torch.equal(before[:301], after[:301]) and not torch.equal(before, after)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-12, 1e12, 1e30])
+def test_numbers_of_any_size(dtype: torch.dtype, size: float) -> None:
+    """Values of one size, and among them some that are a thousand times larger; keys of the inverse size of the queries."""
+    compiled(dtype)
+    query, key, value = (each.detach() for each in drawn(200, 2, 2, 48, dtype))
+    value[:, :, ::37] *= 1000
+    value *= size
+    if size:
+        query, key = query * size, key / size
+    output = attend_packed(query, key, value, shared_layout([(200, ())]), 0.2, None)[0]
+    true = exact(*(each[0].transpose(0, 1) for each in (query, key, value)), shared_layout([(200, ())]))
+    assert (output.double() - true).norm() <= 0.01 * true.norm()
+
+
+@pytest.mark.parametrize("dtype", ["int16"], indirect=True)
+def test_whole_numbers_are_closer_than_pairs_of_bfloat16(dtype: torch.dtype) -> None:
+    """The output and the gradients are nearly as close to the exact ones as rounding them to bfloat16 allows, also of more keys
+    than a chunk has."""
+    compiled(dtype)
+    states = drawn(900, 2, 3, 64, dtype)
+    output = attend_packed(*states, shared_layout([(900, ())]), 0.2, None)[0]
+    true_states = [each.detach().double().requires_grad_() for each in states]
+    query, key, value = true_states
+    true = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.2, enable_gqa=True)[0].transpose(
+        0, 1
+    )
+    grad = torch.randn(true.shape).to(dtype)
+    output.backward(grad)
+    true.backward(grad.double())
+    for ours, exactly in [(output, true), *((a.grad, b.grad) for a, b in zip(states, true_states, strict=True))]:
+        rounding = (exactly.to(dtype).double() - exactly).norm()
+        assert rounding < (ours.double() - exactly).norm() <= 1.03 * rounding
 
 
 @DTYPES

@@ -2,8 +2,8 @@
 //
 // The same calculations are in decoder.py and cache.py as torch operations, which serve where this cannot be compiled. Here they
 // are one call each instead of ten, and attention reads of every row's keys and values as much as there is, not as much as the
-// longest has. All is computed in float32, products of attention in bfloat16 with sums in float32 where the processor has them;
-// what is stored is rounded once. kernels.py compiles this for the processor at hand and says what the arguments are. Every width
+// longest has. All is computed in float32, products of attention in bfloat16 with sums in float32 where the processor has them, or by
+// whole numbers (rounded.h); what is stored is rounded once. kernels.py compiles this for the processor at hand and says what the arguments are. Every width
 // is at least LANES.
 
 #include "attention.h"
@@ -16,7 +16,8 @@ namespace {
 // Numbers of keys that queries are multiplied by; from here on attention is worth waking another thread for
 constexpr int64_t MANY_FACTORS = 1 << 19;
 constexpr int64_t ITEMS = 4;               // pieces of work for every thread, so that all end together
-constexpr int64_t TILE = 192;              // queries of a prompt that are computed together
+constexpr int64_t TILE = 384;              // queries of a prompt that are computed together
+constexpr int64_t MANY_HEADS = 3;          // that share a key head, from where rounding keys first costs less than it saves
 
 // The position embedding: x cos + (its first `rotated` numbers rolled by half) sin; of the others, cos is 1.
 template <class T>
@@ -93,7 +94,9 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
     }
     int64_t prompt = (all.prompt_slots[all.order[first]] * all.kv_heads + kv_head) * dim * all.prompt_room;
     const T *keys = (const T *)all.prompt_keys + prompt, *values = (const T *)all.prompt_values + prompt;
-    queries.see(0, count * shared, Flat<T>{keys, values, all.prompt_room, dim});
+    Flat<T> prompt_past{keys, values, all.prompt_room, dim};
+    // By the number of heads, and not of rows: a row's results do not depend on others.
+    shared < MANY_HEADS ? queries.see(0, count * shared, prompt_past) : queries.see_shared(0, count * shared, prompt_past);
     for (int64_t number = 0; number < count; number++) {
         int64_t row = all.order[first + number];
         for (int64_t at = number * shared; at < (number + 1) * shared; at++) {
@@ -172,7 +175,7 @@ void attend_tokens(const Prefill &all, int64_t piece, int64_t first, int64_t las
         }
     }
     int64_t slot = (all.slots[piece] * all.kv_heads + kv_head) * dim * all.room;
-    queries.see(0, at, Flat<T>{(const T *)all.keys + slot, (const T *)all.values + slot, all.room, dim});
+    queries.see_shared(0, at, Flat<T>{(const T *)all.keys + slot, (const T *)all.values + slot, all.room, dim});
     at = 0;
     for (int64_t row = first; row < last; row++)
         for (int64_t head = kv_head * shared; head < (kv_head + 1) * shared; head++, at++) {
