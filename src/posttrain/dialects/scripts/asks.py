@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from posttrain.dialects.own_keys import OWN_KEYS
-from posttrain.dialects.scripts.guards import Guarded, Look
+from posttrain.dialects.scripts.guards import Look
 from posttrain.errors import Problem
 
 _SHOWN = 4
+
+
+class Place(Protocol):
+    """A line of a checkout's code that a run may leave out."""
+
+    @property
+    def line(self) -> int: ...
+
+    def may_happen(self, look: Look) -> bool:
+        """Return False where the configuration decides that the code is not reached."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +32,7 @@ class Part:
     """A clause about calls: ``calls a (line 1), b (line 2), which verl's does not``."""
 
     before: str
-    calls: Mapping[str, Sequence[Guarded]]  # names of calls -> their places
+    calls: Mapping[str, Sequence[Place]]  # names of calls -> their places
     after: str = ""
 
     def text(self, look: Look | None) -> str:
@@ -30,7 +42,7 @@ class Part:
             for name, each in self.calls.items()
             if (places := [one for one in each if look is None or one.may_happen(look)])
         }
-        return f"{self.before} {listed(found)}{self.after}" if found else ""
+        return f"{self.before} {listed(found)}{self.after}".strip() if found else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from posttrain.dialects.words import OUR_SECTION, OWN_REWARDS
 from posttrain.verl_advantages import TRAINER as VERLS_TRAINER
 from posttrain.verl_advantages import TrainerEstimator, find_in_trainer
 from posttrain.verl_episodes import NotPlayable, find_loop, find_reward
+from posttrain.verl_updates import ALGORITHMS, changed_updates
 
 INSTEAD = (
     "give its keys to verl's own loop: posttrain plan --dialect verl KEY=VALUE ...; or write an environment of your own"
@@ -100,6 +101,16 @@ def _progress_bars(method: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 
 def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()) -> Trainer:
+    """Compare a checkout's loop, and its advantages, losses and updates, with verl's own. See ``_compared``."""
+    trainer = _compared(trainer, roots, words)
+    places = (*roots, *(root / "verl" for root in roots))
+    home = next((root for root in places if (root / ALGORITHMS).is_file()), None)
+    if trainer.module != _TRAINER or trainer.refused or home is None:
+        return trainer
+    return replace(trainer, asks=(*trainer.asks, *_of_updates(home)))
+
+
+def _compared(trainer: Trainer, roots: Sequence[Path], words: Sequence[str]) -> Trainer:
     """Compare the loop of a checkout with verl's own, for a program that is called like one of verl's.
 
     Args: ``roots`` are the folders that the program may stand below; ``words`` of its command choose among several trainers.
@@ -174,6 +185,18 @@ def with_loop(trainer: Trainer, roots: Sequence[Path], words: Sequence[str] = ()
         elif find_reward(program, list(roots)) is None and (unknown := unknown_rewards(program)) is not None:
             asks.append(unknown)
     return replace(trainer, asks=tuple(asks), adds=tuple(adds))
+
+
+def _of_updates(root: Path) -> Iterator[Ask]:
+    """The confirmations of what a checkout has changed in verl's advantages, losses and updates."""
+    for file, changed in changed_updates(root).items():
+        yield Ask(
+            field=Path(file).stem,
+            title=f"the checkout has changed verl's {file}:",
+            parts=(Part(before="", calls={each.name: [each] for each in changed}),),
+            end="; no version of verl has that, and a run computes verl's",
+            meant="confirm by name that verl's are meant",
+        )
 
 
 def _of_recipe(trainer: Trainer, does: str) -> tuple[Ask, ...]:
