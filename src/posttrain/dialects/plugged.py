@@ -24,6 +24,7 @@ from posttrain.user_files import PACKAGE
 from posttrain.verl_advantages import TRAINER
 from posttrain.verl_functions import CONFIG
 
+RUNNER = "skyrl_agent"  # the environment, and the package
 _FIELD = "model.external_modules"
 _REGISTRIES: dict[str, Registry[Any]] = {"advantage.name": ADVANTAGES, "loss.name": POLICY_LOSSES}
 
@@ -121,7 +122,13 @@ def settings_of_own(keys: Reader, key: str, name: str) -> dict[str, Any]:
 
 def read_by_own(keys: Reader) -> set[str]:
     """Keys of the user's own that an estimator, a loss or a program of the user's own reads."""
-    found: set[str] = _read_by_program(keys) | _read_by_manager(keys) | keys_read(keys) | read_by_managers(keys)
+    found: set[str] = (
+        _read_by_program(keys)
+        | _read_by_runner(keys)
+        | _read_by_manager(keys)
+        | keys_read(keys)
+        | read_by_managers(keys)
+    )
     found |= read_by_rewards(keys)
     for key, (field, section) in _SECTIONS.items():
         name = value_at(keys.values, key)
@@ -153,6 +160,22 @@ def _read_by_program(keys: Reader) -> set[str]:
         return key.rpartition(".")[2] in words or (section in words and not keys.ledger.is_section(section))
 
     return {each.key for each in keys.own if reads(each.key)}
+
+
+def _read_by_runner(keys: Reader) -> set[str]:
+    """Keys of the user's own beside a runner of skyrl-agent's: those whose last names stand in the package's files. Outside of
+    its own section they are for its trainer, which is not called: that is reported."""
+    folder = value_at(keys.values, f"{OUR_SECTION}.environment.settings.folder")
+    if value_at(keys.values, f"{OUR_SECTION}.environment.name") != RUNNER or not isinstance(folder, str):
+        return set()
+    words: set[str] = set()
+    for each in (Path(folder) / RUNNER / "integrations").rglob("*.py"):
+        words |= set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))
+    found = {each.key for each in keys.own if each.key.rpartition(".")[2] in words}
+    for key in sorted(found):
+        if not key.startswith(f"{RUNNER}."):
+            keys.warn(f"{key} is read by skyrl-agent's own trainer, which is not called: it has no effect")
+    return found
 
 
 def _read_by_manager(keys: Reader) -> set[str]:

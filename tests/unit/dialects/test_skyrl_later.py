@@ -110,7 +110,7 @@ def test_a_program_with_a_generator_reads_its_overrides_itself(tmp_path: Path) -
     assert unknown.what.startswith(f"there is no key {G}.bonas")
     file.write_text("bonus: float = 0.0; train_child_trajectories: bool = False")
     (refused,) = read(*given, *ours, f"++{G}.train_child_trajectories=true").problems
-    assert "child agents, each with a reward of its own" in refused.what
+    assert "turns of child agents and not those of llm_query" in refused.what
 
 
 @pytest.mark.parametrize(

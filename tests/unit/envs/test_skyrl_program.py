@@ -12,6 +12,7 @@ import pytest
 
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
+from posttrain.envs.skyrl_agent import skyrl_agent
 from posttrain.envs.skyrl_program import BRIDGE, skyrl_program
 from posttrain.envs.skyrl_program.rows import ProgramRows
 from posttrain.errors import ConfigError, DataError
@@ -162,6 +163,31 @@ def main():
     initialize_ray(cfg)
     ray.get(entrypoint.remote(cfg))
 """
+# As skyrl-agent's runner for verl asks and returns
+AGENT = """
+from types import SimpleNamespace
+
+class AutoAgentRunner:
+    @classmethod
+    def from_task(cls, task, infer_engine, tokenizer):
+        made = cls()
+        made.task, made.engine, made.tokenizer = open(task).read(), infer_engine, tokenizer
+        generator = SimpleNamespace(num_trajectories=8, val_config=SimpleNamespace(num_trajectories=3))
+        made.cfg = SimpleNamespace(generator=generator)
+        return made
+
+    async def run(self, batch, val_mode):
+        assert self.task == "described"
+        settings = self.cfg.generator.val_config if val_mode else self.cfg.generator
+        columns = {name: value[0] for name, value in batch.non_tensor_batch.items()}
+        assert columns["raw_prompt"].shape == (1,) and columns["instance"] == columns["extra_info"]["instance"] == "i"
+        ids = self.tokenizer.apply_chat_template(columns["raw_prompt"])
+        text, said = await self.engine.generate(request_id="r", prompt_ids=ids, sampling_params={"max_tokens": 5, "stop": ("E",)})
+        assert (text, said["output_tokens"], said["finish_reason"]) == ("CD", [67, 68], "stop"), (text, said)
+        scored = float(columns["reward_model"]["ground_truth"]) + (10 if val_mode else 0)
+        count = settings.num_trajectories
+        return {"rewards": [scored] * count, "loss_masks": [[1, 1]] * count, "stop_reasons": ["stop"] * count}
+"""
 # Letters for tokens
 TRANSFORMERS = """
 class AutoTokenizer:
@@ -205,6 +231,9 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
     folder.mkdir(parents=True)
     (folder / "main_mine.py").write_text(PROGRAM)
     (folder / "helpers.py").write_text("def double(value): return 2 * value")
+    (tmp_path / "checkout/skyrl_agent").mkdir()
+    (tmp_path / "checkout/skyrl_agent/__init__.py").write_text(AGENT)
+    (tmp_path / "checkout/task.yaml").write_text("described")
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -316,6 +345,29 @@ def test_a_prompt_that_is_a_text_is_given_to_the_generator_as_it_is(started: Cal
     play = started("task", program_prompt="/tasks/0")
     play.answer(play.next(), "stop", 1)
     assert play.next().reward == 1.0
+
+
+@pytest.mark.parametrize(("seed", "reward"), [(1_000_003, 0.5), (5, 10.5)])  # of training and of validation
+@pytest.mark.usefixtures("started")
+def test_a_runner_of_skyrl_agent_for_verl_plays_one_trajectory_of_a_row(
+    tmp_path: Path, seed: int, reward: float
+) -> None:
+    spec = EnvSpec(
+        name="skyrl_agent",
+        messages=[{"role": "user", "content": "AB"}],
+        row={"data_source": "d", "ground_truth": "0.5", "instance": "i"},
+        sampling=SamplingParams(max_response_tokens=64, stop=("E",)),
+    )
+    env = skyrl_agent(
+        spec, task="task.yaml", folder=str(tmp_path / "checkout"), model="m", python=str(tmp_path / "python")
+    )
+    play = Driven(env, seed)
+    asked = play.next()
+    assert (asked.prompt, asked.max_response_tokens) == ((65, 66), 5)
+    play.answer(asked, "CD", 67, 68)
+    end = play.next()
+    assert end.reward == reward
+    env.close()
 
 
 def test_it_needs_a_python(monkeypatch: pytest.MonkeyPatch) -> None:

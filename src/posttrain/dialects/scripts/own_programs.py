@@ -19,7 +19,7 @@ from posttrain.dialects.scripts.own_environments import registered_environments
 from posttrain.dialects.scripts.own_loops import own_calls, places_of, with_loop
 from posttrain.dialects.scripts.own_options import options_of
 from posttrain.dialects.scripts.own_sources import imports_of
-from posttrain.dialects.scripts.own_trainers import difference, own_manager
+from posttrain.dialects.scripts.own_trainers import difference, own_manager, runner_of, with_loop_estimator
 from posttrain.dialects.scripts.peer_trainers import OUTSIDE_THE_LOOP, RUN_CALLS, SKYRL_PARTS, Peer
 from posttrain.dialects.scripts.registered import with_registered
 from posttrain.dialects.scripts.trainers import GENERATES, Trainer, keys_asked_by, trainer_of
@@ -55,7 +55,7 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
         file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
         if trainer is not None and trainer.dialect == "verl":
-            return place, trainer if trainer.refused else with_loop(trainer, roots, words)
+            return place, trainer if trainer.refused else with_loop_estimator(with_loop(trainer, roots, words), words)
         if trainer is not None and file is not None:
             return place, with_registered(trainer, file, words, roots)
     return None
@@ -219,7 +219,9 @@ def _look_at_class(
         )
     if peer.dialect == "skyrl" and "run" in own:
         _look_at_run(own, f"{definition.name} (line {own['run'].lineno} of {file})", replaced)
-    if peer.dialect == "verl" and (plays := own_manager(definition, file, replaced.roots)):
+    if peer.dialect == "verl" and (runner := runner_of(definition, file, replaced.roots)):
+        replaced.adds += runner
+    elif peer.dialect == "verl" and (plays := own_manager(definition, file, replaced.roots)):
         ask = Ask(
             field=definition.name,
             title=f"{definition.name} (line {definition.lineno} of {file})",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
@@ -15,7 +16,10 @@ from posttrain.dialects.scripts.asks import listed
 from posttrain.dialects.scripts.own_loops import own_calls
 from posttrain.dialects.scripts.own_sources import imports_of
 from posttrain.dialects.scripts.peer_trainers import SKYRL_LOOP_CALLS, SKYRL_REPLACED, SKYRL_STEP
+from posttrain.dialects.scripts.trainers import Trainer
 
+_RUNS = "++posttrain.environment.name=skyrl_agent"
+_LOOP = re.compile(r"""\+*algorithm\.adv_estimator=["']?loop["']?""")
 _MODULE = re.compile(r"skyrl(_train|\.train)\.trainer")
 
 
@@ -51,6 +55,50 @@ def difference(name: str, file: Path, roots: Sequence[Path]) -> str:
 def own_manager(definition: ast.ClassDef, file: Path, roots: Sequence[Path]) -> str:
     """Name the class of a checkout that a trainer on verl's makes its ``async_rollout_manager``, and that plays episodes by a
     ``generate_sequences`` of its own; "" where there is none."""
+    found = _manager_of(definition, file, roots)
+    return (
+        f"{found[0].name} (line {found[0].lineno} of {found[1]}) plays its episodes, in a way of its own"
+        if found
+        else ""
+    )
+
+
+def runner_of(definition: ast.ClassDef, file: Path, roots: Sequence[Path]) -> list[str]:
+    """The overrides that let skyrl-agent's runner play, where such a manager makes one of a task's file that its configuration
+    names: ``AutoAgentRunner.from_task(task_yaml=config.skyrl_agent.task_yaml, ...)``. Empty for another manager."""
+    found = _manager_of(definition, file, roots)
+    for node in ast.walk(found[0]) if found else ():
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "AutoAgentRunner.from_task" and found):
+            continue
+        named = [ast.unparse(each.value) for each in node.keywords if each.arg == "task_yaml"]
+        key = named[0].removeprefix("self.").removeprefix("config.") if named and "config." in named[0] else ""
+        folder = next((each for each in found[1].parents if not (each / "__init__.py").is_file()), None)
+        if not key or folder is None:
+            continue
+        return [
+            _RUNS,
+            f"++posttrain.environment.settings.folder='{folder}'",
+            f"++posttrain.environment.settings.task=${{{key}}}",
+            # The trainer repeats each prompt so often
+            f"actor_rollout_ref.rollout.n=${{{key.rpartition('.')[0]}.num_trajectories}}",
+        ]
+    return []
+
+
+def with_loop_estimator(trainer: Trainer, words: Sequence[str]) -> Trainer:
+    """Read the estimator ``loop`` of a command with such a runner, which the fork of verl has that skyrl-agent is installed with,
+    as the leave-one-out baseline whose name it is (LOOP, arXiv:2502.01600)."""
+    if _RUNS not in trainer.adds or not any(_LOOP.fullmatch(word) for word in words):
+        return trainer
+    note = (
+        "algorithm.adv_estimator=loop is of NovaSky-AI's fork of verl, which is not here, and is read as rloo: "
+        "leave-one-out rewards (LOOP, arXiv:2502.01600)"
+    )
+    return replace(trainer, notes=(*trainer.notes, note), adds=(*trainer.adds, "algorithm.adv_estimator=rloo"))
+
+
+def _manager_of(definition: ast.ClassDef, file: Path, roots: Sequence[Path]) -> tuple[ast.ClassDef, Path] | None:
+    """The class that a trainer makes its ``async_rollout_manager``, with a ``generate_sequences`` of its own, and its file."""
     source = parsed(file)
     imported = imports_of(source) if source is not None else {}
     for node in ast.walk(definition):
@@ -64,8 +112,8 @@ def own_manager(definition: ast.ClassDef, file: Path, roots: Sequence[Path]) -> 
             continue
         found = _class_of(made.func.id, file, roots)
         if found is not None and "generate_sequences" in _methods(found[0]):
-            return f"{made.func.id} (line {found[0].lineno} of {found[1]}) plays its episodes, in a way of its own"
-    return ""
+            return found
+    return None
 
 
 def _methods(definition: ast.ClassDef) -> set[str]:

@@ -23,6 +23,7 @@ from posttrain.data.templates import ids_of, render
 from posttrain.data.turns import TemplateTurns
 from posttrain.envs.agent_loop.conversations import Conversation, Follows, begun, learned
 from posttrain.envs.agent_loop.opened import class_of
+from posttrain.envs.verl_columns import columns_of
 from posttrain.errors import RequestError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep, EnvWithdrawn, TurnOptions
 from posttrain.interfaces.worlds import SampledTurn
@@ -139,22 +140,12 @@ class LoopEpisode:
         }
         made = self._kind(**named_in(self._kind.__init__, given))
         # A dictionary of its own: loops change it for their later turns
-        row = {**self._columns(), "messages": list(self._spec.messages), "sampling_params": dict(self._sampling)}
-        return await made.run(**_wanted(made.run, row))
-
-    def _columns(self) -> dict[str, Any]:
-        """The columns of the row, as verl's dataset has them."""
-        row = dict(self._spec.row)
-        truth = row.pop("ground_truth", None)
-        extra = {name: value for name, value in row.items() if name != "data_source"}
-        own = {"data_source": row.get("data_source"), "reward_model": {"style": "rule", "ground_truth": truth}}
-        return {
-            **extra,
-            **own,
-            "extra_info": extra,
-            "index": extra.get("index", 0),
-            "raw_prompt": [dict(message) for message in self._spec.messages],
+        row = {
+            **columns_of(self._spec.row, self._spec.messages),
+            "messages": list(self._spec.messages),
+            "sampling_params": dict(self._sampling),
         }
+        return await made.run(**_wanted(made.run, row))
 
     # What a loop calls of verl's server manager
 

@@ -3,15 +3,17 @@
 Reads an episode from each line of standard input (JSON: file, folder, arguments, env_class, messages, row, seed, training,
 base_url, api_key; messages is a text where the row's prompt is one) and answers with a line on standard output: {"reward",
 "metrics", "stop"} or {"failure"}. A line with file, folder, arguments and rows (training or validation) asks for those of the
-program's own dataset, and is answered with {"rows"}. All other output goes to standard error. The program's ``main`` is called
-once, up to the point where SkyRL would start its engines and its trainer; its experiment then makes a generator for each
-episode.
+program's own dataset, and is answered with {"rows"}. An episode with a task instead of file and arguments is played by the
+runner of skyrl-agent that this file describes; it has columns, the row as verl's dataset has it. All other output goes to
+standard error. The program's ``main`` is called once, up to the point where SkyRL would start its engines and its trainer; its
+experiment then makes a generator for each episode.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import importlib
 import inspect
 import json
@@ -22,6 +24,7 @@ import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 PEERS = ("skyrl.train", "skyrl_train")  # SkyRL's package since 2026, and before
@@ -36,7 +39,8 @@ async def main() -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         try:
             asked = json.loads(line)
-            answer = await asyncio.to_thread(rows_of, asked) if "rows" in asked else await play(asked)
+            plays = play_task if "task" in asked else play
+            answer = await asyncio.to_thread(rows_of, asked) if "rows" in asked else await plays(asked)
         except BaseException as error:  # noqa: BLE001 - someone's program, which may also call sys.exit
             traceback.print_exc()
             answer = {"failure": f"{type(error).__name__}: {error}"[:1000]}
@@ -60,10 +64,9 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
     global _played
     _played += 1
     peer, experiment = await asyncio.to_thread(experiment_of, episode)
-    os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = episode["base_url"], episode["api_key"]
-    client = Client(episode, experiment)
+    client = Client(episode, experiment.tokenizer, str(experiment.cfg.trainer.policy.model.path))
     generator = experiment.get_generator(experiment.cfg, experiment.tokenizer, client)
-    play_one(generator)
+    play_one(getattr(generator, "__dict__", {}).values())
     base = importlib.import_module(f"{peer}.generators.base")
     row = dict(episode["row"])
     given: dict[str, Any] = {
@@ -79,10 +82,26 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
     return answer_of(await generator.generate(given))
 
 
-def play_one(generator: Any) -> None:
-    """Let a runner of skyrl-agent's inside a generator, which plays all trajectories of a row by itself, play one: the run asks
-    for each of them."""
-    for runner in getattr(generator, "__dict__", {}).values():
+async def play_task(episode: dict[str, Any]) -> dict[str, Any]:
+    """Play an episode with skyrl-agent's runner for verl, as its manager in the place of verl's does."""
+    folder = str(Path(episode["folder"]).resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    run_here()
+    made = importlib.import_module("skyrl_agent").AutoAgentRunner
+    tokenizer = await asyncio.to_thread(loaded_tokenizer, episode["model"])
+    runner = made.from_task(episode["task"], infer_engine=Server(Client(episode, tokenizer, "")), tokenizer=tokenizer)
+    play_one([runner])
+    columns = episode["columns"]
+    columns["raw_prompt"] = importlib.import_module("numpy").array(columns["raw_prompt"], dtype=object)
+    batch = SimpleNamespace(non_tensor_batch={name: [value] for name, value in columns.items()})
+    return answer_of(await runner.run(batch, val_mode=not episode["training"]))
+
+
+def play_one(runners: Any) -> None:
+    """Let skyrl-agent's runners, each of which plays all trajectories of a row by itself, play one: the run asks for each of
+    them. Others are left as they are."""
+    for runner in runners:
         settings: Any = getattr(getattr(runner, "cfg", None), "generator", None)
         each: Any
         for each in (settings, getattr(settings, "val_config", None)):
@@ -146,9 +165,15 @@ def names_of(code: Any) -> set[str]:
 
 def tokenizer_of(cfg: Any) -> Any:
     """Load the tokenizer of the policy, as SkyRL does: padded on the left."""
+    return loaded_tokenizer(str(cfg.trainer.policy.model.path))
+
+
+@functools.cache
+def loaded_tokenizer(model: str) -> Any:
+    """Load a tokenizer that pads on the left."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(cfg.trainer.policy.model.path, padding_side="left")
+    return AutoTokenizer.from_pretrained(model, padding_side="left")
 
 
 def run_here() -> None:
@@ -205,10 +230,11 @@ class Result:
 class Client:
     """The methods of SkyRL's client of its inference engines that generators call. Each request is a turn of the episode."""
 
-    def __init__(self, episode: dict[str, Any], experiment: Any):
+    def __init__(self, episode: dict[str, Any], tokenizer: Any, model_name: str):
         self._url, self._key = episode["base_url"], episode["api_key"]
-        self._tokenizer = experiment.tokenizer
-        self.model_name = str(experiment.cfg.trainer.policy.model.path)
+        os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = self._url, self._key
+        self._tokenizer = tokenizer
+        self.model_name = model_name
 
     def get_endpoint_url(self) -> str:
         return str(self._url).removesuffix("/v1")
@@ -252,6 +278,22 @@ class Client:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"the run refuses a turn: {error.read().decode(errors='replace')[:500]}") from None
+
+
+class Server:
+    """The server in the place of verl's that skyrl-agent's runner asks: it returns the text, and the tokens that were sampled."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    async def generate(self, request_id: str, prompt_ids: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        """Answer a request; its max_tokens and stop count."""
+        given = dict(sampling_params or {})
+        stop = given.get("stop")
+        asked = {**given, "stop": list(stop) if stop and not isinstance(stop, str) else stop}
+        output = await self._client.generate({"prompt_token_ids": [prompt_ids], "sampling_params": asked})
+        said = {"output_tokens": output["response_ids"][0], "finish_reason": output["stop_reasons"][0]}
+        return output["responses"][0], {**said, "logprobs": None}
 
 
 def answer_of(output: Any) -> dict[str, Any]:

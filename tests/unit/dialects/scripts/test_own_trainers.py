@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.cli.request import load_request
 from posttrain.dialects.scripts.launch import Launch, read_script
 from posttrain.errors import ConfigError
 
@@ -97,3 +98,55 @@ def test_episodes_of_a_trainers_own_manager_are_not_verls(tmp_path: Path) -> Non
             tmp_path, trainer, mine="from .parts import OwnTrainer\n", managers=MANAGER.format(method=method)
         )
         assert (found.dialect, found.asks) == ("verl", ())
+
+
+RUNS = """
+from skyrl_agent import AutoAgentRunner
+
+class OwnManager(AgentLoopManager):
+    def __init__(self, config, worker_group):
+        self.runner = AutoAgentRunner.from_task(task_yaml=config.skyrl_agent.task_yaml, infer_engine=None)
+
+    def generate_sequences(self, prompts): ...
+"""
+COMMAND = [
+    "python3", "mine.py", "algorithm.adv_estimator=loop", "data.train_files=a.parquet", "actor_rollout_ref.model.path=m",
+    "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "data.max_prompt_length=100", "data.max_response_length=50", "data.val_files=b.parquet",
+    "+skyrl_agent.task_yaml=task.yaml", "+skyrl_agent.num_trajectories=4", "+trainer.remote_upload_dir=there",
+]  # fmt: skip
+TASK = """
+generator:
+  num_trajectories: 4
+  sampling_params: {temperature: 0.5, top_p: 0.9, top_k: -1, stop: [END]}
+  val_config: {num_trajectories: 2, sampling_params: {temperature: 0.25}}
+"""
+
+
+def test_skyrl_agents_runner_plays_by_its_task_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "skyrl_agent/integrations"
+    package.mkdir(parents=True)
+    (package / "trainer.py").write_text("remote_upload_dir = ''")
+    for name, text in (("task", TASK), ("managers", RUNS)):
+        (tmp_path / f"{name}.{'yaml' if name == 'task' else 'py'}").write_text(text)
+    (tmp_path / "parts.py").write_text(MANAGED.format(module=".managers", name="OwnManager"))
+    (tmp_path / "mine.py").write_text("from .parts import OwnTrainer\n")
+    (tmp_path / "run.sh").write_text(" ".join(COMMAND) + "\n")
+    launch = read_script("run.sh", (), {}, folder=tmp_path)
+    assert any("loop is of NovaSky-AI's fork" in note for note in launch.notes)
+    loaded = load_request(list(launch.arguments), "verl", here=True)
+    assert not [str(each) for each in loaded.problems if "python" not in each.field and "file" not in each.field]
+    config = loaded.config
+    assert (config.environment.name, config.environment.settings["task"]) == ("skyrl_agent", "task.yaml")
+    assert config.environment.settings["folder"] == str(tmp_path) and config.environment.settings["model"] == "m"
+    assert (config.advantage.name, config.rollout.samples_per_prompt) == ("rloo", 4)
+    assert (config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) == (0.5, 0.9, 0)
+    assert list(config.rollout.stop) == ["END"]
+    assert (config.validation.temperature, config.validation.samples_per_prompt) == (0.25, 2)
+    assert config.environment.max_context_tokens == 150 and not config.reward.terms
+    assert any(each.startswith("trainer.remote_upload_dir is read by skyrl-agent's") for each in loaded.warnings)
+    more = [*launch.arguments, "skyrl_agent.num_trajectories=3"]
+    (problem,) = [each for each in load_request(more, "verl", here=True).problems if "num_trajectories" in each.field]
+    assert "has num_trajectories=4, and the command 3" in problem.what

@@ -108,8 +108,8 @@ def _program(keys: Reader) -> dict[str, Any]:
     """Return the fields of a program's own generator, which builds its configuration of the overrides as they were written."""
     keys.ignore("generator.max_turns", "the program's own generator reads it, and ends its episodes itself")
     if value_at(keys.values, CHILDREN) is True:
-        what = f"{CHILDREN}=true trains the conversations of child agents, each with a reward of its own"
-        keys.problem(what, key=CHILDREN, fix=f"use {CHILDREN}=false: an episode has one reward", refused=True)
+        what = f"{CHILDREN}=true trains the turns of child agents and not those of llm_query, and here all turns are trained"
+        keys.problem(what, key=CHILDREN, fix="use generator.enable_child_agents=false", refused=True)
     keys.warn(
         f"the generator of {value_at(keys.values, f'{_OURS}.settings.file')} plays the episodes, in a Python that has SkyRL "
         "(docs/environments.md)"

@@ -7,6 +7,7 @@ from typing import Any
 from posttrain.dialects.heads import refuse_joint_loss
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules import algorithm, recipes, records
+from posttrain.dialects.verl.rules.agent_runner import agent_runner
 from posttrain.dialects.verl.rules.asynchronous import asynchronous, set_generation
 from posttrain.dialects.verl.rules.batches import batches, count_generated
 from posttrain.dialects.verl.rules.distillation import distillation
@@ -79,6 +80,7 @@ def rules(keys: Reader) -> dict[str, Any]:
     fields |= profiling(keys)
     fields |= records.contents(keys)
     fields |= own_loop(keys)
+    fields |= agent_runner(keys)
     if has_critic:
         mode = get(keys, "critic.loss_agg_mode", "token-mean")
         fields |= records.critic(keys, algorithm.AGGREGATIONS[mode])
