@@ -146,7 +146,7 @@ def check_files(data: DataConfig, *, needed: bool = True, references: bool = Tru
         for path in files:
             choice = ColumnChoice(data, images=ImageRules.of(data), references=references)
             problems += check_file(path, choice, f"data.{field}")
-    return problems
+    return list(dict.fromkeys(problems))  # files to train on may be held out, too
 
 
 def check_file(path: str, choice: ColumnChoice, field: str) -> list[Problem]:

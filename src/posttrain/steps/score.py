@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
@@ -66,8 +66,10 @@ def check_invalid_share(scored: list[ScoredGroup], max_invalid_share: float) -> 
         return
     counts = Counter(failure.reason for _, failure in failures)
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    alike = Counter((failure.reason, failure.detail) for _, failure in failures)
+    first = {(failure.reason, failure.detail): sample_id for sample_id, failure in reversed(failures)}
     examples = "\n".join(
-        f"  {sample_id}: {failure.reason}: {failure.detail}" for sample_id, failure in _of_every_reason(failures)[:10]
+        f"  {_named(first[each], alike[each])}: {': '.join(each)}" for each in _of_every_reason(alike)[:10]
     )
     raise TooManyInvalid(
         f"{len(failures)} of {responses} responses have no valid reward, more than reward.max_invalid_share "
@@ -76,11 +78,15 @@ def check_invalid_share(scored: list[ScoredGroup], max_invalid_share: float) -> 
     )
 
 
-def _of_every_reason(failures: Sequence[tuple[str, Invalid]]) -> list[tuple[str, Invalid]]:
-    """The first failure of every reason, then the second of each, and so on."""
+def _named(sample_id: str, count: int) -> str:
+    return sample_id if count == 1 else f"{sample_id} and {count - 1} more"
+
+
+def _of_every_reason(failures: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Order different failures (reason, detail): the first of every reason, then the second of each, and so on."""
     seen: Counter[str] = Counter()
     ranked = []
-    for sample_id, failure in failures:
-        ranked.append((seen[failure.reason], sample_id, failure))
-        seen[failure.reason] += 1
-    return [(sample_id, failure) for _, sample_id, failure in sorted(ranked, key=lambda each: each[0])]
+    for reason, detail in failures:
+        ranked.append((seen[reason], reason, detail))
+        seen[reason] += 1
+    return [(reason, detail) for _, reason, detail in sorted(ranked, key=lambda each: each[0])]

@@ -264,6 +264,13 @@ def test_the_usual_columns_are_found(tmp_path, data_config, name, row, source):
     assert data_sources(path, data_config()) == {source}
 
 
+def test_a_problem_of_a_file_with_two_uses_is_one(tmp_path, row, data_config):
+    path = str(write(tmp_path / "a.jsonl", [row()]))
+    data = data_config(train_files=[path], validation_files=[path], prompt_column="promt")
+
+    assert [problem.field for problem in check_files(data)] == ["data.prompt_column"]
+
+
 def test_columns_are_found_file_by_file_and_stay_for_a_whole_file(tmp_path, row, data_config):
     skyrl = write(tmp_path / "a.jsonl", [SKYRL])
     mixed = write(tmp_path / "b.jsonl", [row(), SKYRL])

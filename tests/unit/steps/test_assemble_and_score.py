@@ -164,6 +164,13 @@ def test_examples_are_of_every_reason() -> None:
     assert len(lines) == 11 and lines[10] == "  a/7: exception: 7"
 
 
+def test_a_failure_of_all_responses_is_one_example() -> None:
+    failed: tuple[Outcome, ...] = (Invalid("not_a_number", "score: returned None"),) * 2
+    with pytest.raises(RunStopped) as raised:
+        score(GROUPS, Scripted([failed, failed]), max_invalid_share=0.5)
+    assert str(raised.value).splitlines()[1:] == ["  a/0 and 3 more: not_a_number: score: returned None"]
+
+
 def test_limit_of_0_accepts_a_step_without_failures() -> None:
     fine: list[tuple[Outcome, ...]] = [(Reward(0.0), Reward(0.0))] * 2
     assert len(score(GROUPS, Scripted(fine), max_invalid_share=0.0)) == 2
