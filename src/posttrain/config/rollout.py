@@ -41,7 +41,7 @@ class RolloutConfig(SamplingConfig):
     """Most likely tokens that this first token is drawn from; 0 keeps all."""
     routing_replay: bool = False
     """The trainer sends every token of a mixture of experts to the experts that it had while it was sampled (arXiv:2510.11370),
-    in old log-probs and updates; with the native sampler."""
+    in old log-probs and updates; with the samplers native and vllm."""
     engine: str = "native"
     """Sampler: native samples from the weights being trained, and so does hf (slowly, by model.generate); vllm, sglang and http
     (any server that speaks OpenAI's completions) have a copy of the weights, which is sent to them after every step."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.backends.serving.protocol import SampledResponse, ServerProtocol, UnusableAnswer
@@ -179,7 +181,12 @@ class ServedEngine:
             stop_reason=self._stop_reason(sampled, sampling),
             policy_version=self._version,
             prompt_logprobs=tuple(sampled.prompt_logprobs),
+            experts=self.experts_of(sampled, len(token_ids) + len(sampled.token_ids) - 1),
         )
+
+    def experts_of(self, sampled: SampledResponse, places: int) -> NDArray[np.int16] | None:
+        """Return the experts of a response, of so many tokens; None where the run does not need them. Raises: UnusableAnswer."""
+        return None
 
     async def _sampled(
         self, client: httpx2.AsyncClient, home: int, token_ids: Sequence[int], sampling: SamplingParams, seed: int

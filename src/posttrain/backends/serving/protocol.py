@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from posttrain.errors import RunStopped
 from posttrain.records.trajectories import SamplingParams
 
@@ -20,6 +22,8 @@ class SampledResponse:
     finish: str  # "stop", "length", or another word of the server
     # Of the prompt's second token to its last, when asked for
     prompt_logprobs: list[float] = field(default_factory=list)
+    # [tokens of prompt and response but the last, layers of the model, chosen], where the server reports them
+    experts: NDArray[Any] | None = None
 
 
 class UnusableAnswer(RunStopped):

@@ -22,6 +22,7 @@ from posttrain.config.lora import LoraConfig
 from posttrain.config.model import ModelConfig
 from posttrain.config.roles import sends_adapter, shares_weights
 from posttrain.config.rollout import RolloutConfig
+from posttrain.errors import ModelError, Problem
 from posttrain.interfaces.rollout_engine import NodeSpan, RolloutEngine, SamplerPlan
 from posttrain.interfaces.weight_sync import WeightSync
 from posttrain.models.hugging_face_weights import hugging_face_weights
@@ -34,6 +35,7 @@ from posttrain.models.loading import (
     overrides_for_servers,
 )
 from posttrain.models.lora import adapter_rank, write_own_adapter
+from posttrain.plan.experts import expert_layers
 from posttrain.records.trajectories import SamplingParams
 from posttrain.registry import ROLLOUT_ENGINES, WEIGHT_SYNCS
 
@@ -127,7 +129,19 @@ def sampler_plan(
         span=span,
         note="; ".join(notes),
         options=rollout.engine_options,
+        expert_layers=_expert_layers(model) if rollout.routing_replay else (),
     )
+
+
+def _expert_layers(model: ModelConfig) -> tuple[bool, ...]:
+    """Which layers have experts, by the model's config.json. Raises: ModelError for a model without any."""
+    field = "rollout.routing_replay"
+    text = load_model_config(expanded(model.path), model.trust_remote_code).get_text_config().to_dict()
+    experts = expert_layers(text | overrides_of(model))
+    if experts is None:
+        what = f"{field} is about the routers of a mixture of experts, and {model.path} has none"
+        raise ModelError(Problem(what, fix=f"leave {field} out, or use a model with experts", field=field))
+    return experts.layers
 
 
 def ranks_per_copy(rollout: RolloutConfig) -> int:

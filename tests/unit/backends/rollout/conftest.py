@@ -3,6 +3,8 @@ request."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import sys
 import threading
@@ -13,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -48,6 +51,8 @@ class StandIn:
     misbehave: Callable[[str, Any], Said] = lambda path, body: Said()
     most_at_once: int = 0
     url: str = ""
+    # Of prompt and response but the last token, [tokens, layers, chosen], where vLLM reports them
+    experts: Callable[[list[int]], np.ndarray] | None = None
     adapters: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)  # what each adds to the weights
     weight_version: str = "default"  # as SGLang calls it
     at_once: int = 0
@@ -183,6 +188,10 @@ class StandIn:
             ]
         if body.get("return_token_ids"):
             choice |= {"token_ids": list(found.token_ids), "prompt_token_ids": body["prompt"]}
+        if self.experts is not None:
+            file = io.BytesIO()
+            np.save(file, self.experts([*body["prompt"], *found.token_ids][:-1]))
+            choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
         return {"id": "cmpl-1", "object": "text_completion", "model": body.get("model"), "choices": [choice]}
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -22,6 +24,7 @@ from transformers import AutoTokenizer
 from posttrain.backends.rollout.http import start_http
 from posttrain.backends.rollout.sglang import server_arguments, start_sglang
 from posttrain.backends.rollout.vllm import start_vllm
+from posttrain.backends.rollout.vllm.experts import decoded
 from posttrain.backends.rollout.vllm.options import engine_arguments
 from posttrain.backends.rollout.vllm.server import server_words
 from posttrain.backends.serving.folder_sync import FolderSync
@@ -695,3 +698,54 @@ def test_a_server_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None
                 return
         time.sleep(0.05)
     pytest.fail("the server, or its folder, is still there")
+
+
+def experts_of(tokens: list[int]) -> np.ndarray:
+    """[tokens, 3, 2]: a first layer without experts, as vLLM has zeros for it, and two whose experts the token decides."""
+    ids = np.array(tokens)[:, None]
+    chosen = np.concatenate([ids % 4, (ids + 1) % 4], axis=1)
+    return np.stack([np.zeros_like(chosen), chosen, 3 - chosen], axis=1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("first", [None, 30.0])  # the first token is a request of its own
+def test_experts_of_every_token_are_those_that_vllm_reports(connect: Any, stand_in: Any, first: float | None) -> None:
+    server = stand_in()
+    server.experts = experts_of
+    engine = connect("vllm", server.url, expert_layers=(False, True, True))
+    sampling = replace(SAMPLING, first_token_temperature=first)
+    for group in engine.generate(PROMPTS[:2], sampling):
+        for response in group.trajectories:
+            tokens = [*group.prompt.token_ids, *response.token_ids]
+            assert response.experts is not None and response.experts.dtype == np.int16
+            assert response.experts.tolist() == experts_of(tokens[:-1])[:, 1:].tolist()
+    assert connect("vllm", server.url).generate(PROMPTS[:1], SAMPLING)[0].trajectories[0].experts is None
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"),
+    [
+        (None, "holds no experts of its tokens .*--enable-return-routed-experts"),
+        # a cache that leaves out the prompt
+        (lambda ids: experts_of(ids[1:]), r"experts of shape \(4, 3, 2\); \[5, 3, chosen\] is expected"),
+        (lambda ids: experts_of(ids)[:, :2], r"experts of shape \(5, 2, 2\)"),
+    ],
+)
+def test_experts_that_are_missing_stop_the_step(connect: Any, stand_in: Any, experts: Any, said: str) -> None:
+    server = stand_in()
+    server.experts = experts
+    engine = connect("vllm", server.url, expert_layers=(False, True, True))
+    with pytest.raises(UnusableAnswer, match=said):
+        engine.generate(PROMPTS[:1], replace(SAMPLING, ignore_eos=True))
+
+
+def test_experts_that_are_no_array_stop_the_step() -> None:
+    for text in ("no base64", base64.b64encode(b"no array").decode(), 7):
+        with pytest.raises(UnusableAnswer, match="the experts in the answer of vLLM cannot be read"):
+            decoded(text)
+
+
+def test_vllm_is_started_to_report_experts(tmp_path: Path, connect: Any) -> None:
+    with pytest.raises(ConfigError, match="vLLM reports the experts of its tokens on GPUs alone"):
+        connect("vllm", expert_layers=(True,))
+    assert engine_arguments(plan(tmp_path, expert_layers=(True,)))["enable_return_routed_experts"] is True
+    assert "enable_return_routed_experts" not in engine_arguments(plan(tmp_path))

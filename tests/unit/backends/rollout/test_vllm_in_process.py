@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from posttrain.errors import RunStopped
@@ -56,6 +58,9 @@ class Scheduler:
                 del self.requests[name]
             logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in drawn]
             answer = SimpleNamespace(token_ids=tuple(drawn), finish_reason=ended, logprobs=logprobs)
+            if ended:
+                read = np.array([*prompt, *drawn][:-1])
+                answer.routed_experts = np.stack([read * 0, read % 4], axis=1)[:, :, None]
             of_prompt = None
             if params.prompt_logprobs is not None:
                 of_prompt = [None, *({token: SimpleNamespace(logprob=-token / 10)} for token in prompt[1:])]
@@ -94,7 +99,8 @@ class Library:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     stand_in: Any = ModuleType("vllm")
     stand_in.LLM, stand_in.SamplingParams = Library, SimpleNamespace
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
@@ -106,7 +112,15 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     from posttrain.backends.rollout.vllm.in_process import VllmInProcessEngine
 
     options = {"free_cache_engine": True}
-    plan = SamplerPlan(model_path="m", tokenizer_path="m", end_tokens=frozenset({END}), cuda=True, options=options)
+    layers = (False, True) if "experts" in request.node.name else ()
+    plan = SamplerPlan(
+        model_path="m",
+        tokenizer_path="m",
+        end_tokens=frozenset({END}),
+        cuda=True,
+        options=options,
+        expert_layers=layers,
+    )
     return VllmInProcessEngine(tiny_tokenizer(), plan)
 
 
@@ -151,6 +165,16 @@ def test_a_first_token_of_its_own_is_a_request_of_its_own(engine: Any) -> None:
         stream.submit([Request("gone", tuple(b"a"), 9)])
         stream.cancel(["gone"])
         assert stream.wait(0.1) == []
+
+
+@pytest.mark.parametrize("first", [None, 30.0])
+def test_experts_are_those_of_prompt_and_response(engine: Any, first: float | None) -> None:
+    """b c d follow a; a is 97, 1 of 4. The last token is read by no pass."""
+    assert engine.llm.arguments["enable_return_routed_experts"] is True
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    sampling = SamplingParams(max_response_tokens=3, first_token_temperature=first)
+    [[response]] = [group.trajectories for group in engine.generate([prompt("a")], sampling)]
+    assert response.text == "bcd" and response.experts.tolist() == [[[1]], [[2]], [[3]]]
 
 
 def test_a_stream_takes_requests_while_others_are_sampled(engine: Any, tmp_path: Path) -> None:

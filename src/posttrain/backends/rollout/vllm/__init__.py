@@ -15,7 +15,9 @@ from posttrain.interfaces.rollout_engine import SamplerPlan, WeightTaker
 from posttrain.registry import ROLLOUT_ENGINES
 
 
-@ROLLOUT_ENGINES.register("vllm", most_temperature=2.0, spans_nodes=True, receives_broadcasts=True)
+@ROLLOUT_ENGINES.register(
+    "vllm", most_temperature=2.0, spans_nodes=True, receives_broadcasts=True, records_experts=True
+)
 def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker | Follower:
     """Connect to rollout.endpoints; or start a server with engine_options.python; or else load vLLM in this process.
     Of a copy over several machines, start this machine's part of the server.
@@ -26,6 +28,10 @@ def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightT
         what = "sleep_level 2 discards the weights, and validation after a step would sample without any"
         field = "rollout.engine_options.sleep_level"
         raise ConfigError(Problem(what, fix="use 1, which keeps them in host memory", field=field))
+    if plan.expert_layers and not plan.cuda and not plan.endpoints:
+        what = "vLLM reports the experts of its tokens on GPUs alone (its second model runner takes Triton)"
+        field = "rollout.routing_replay"
+        raise ConfigError(Problem(what, fix="use rollout.engine=native, which records them anywhere", field=field))
     if plan.endpoints:
         return VllmServerEngine(tokenizer, plan, replicas_of(plan, plan.endpoints))
     python = plan.options.get("python")

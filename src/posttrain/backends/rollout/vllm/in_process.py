@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.backends.rollout.vllm.experts import RUNNER, of_routed_layers
 from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cache
 from posttrain.backends.rollout.vllm.server import EXTENSION
 from posttrain.backends.rollout.vllm.stream import VllmStream
@@ -24,9 +26,12 @@ class VllmInProcessEngine:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, plan: SamplerPlan):
         from vllm import LLM
 
+        if plan.expert_layers:
+            os.environ |= RUNNER  # read when the engine is made
         self.tokenizer = tokenizer
         self.end_tokens = plan.end_tokens
         self.llm: Any = LLM(**{"disable_log_stats": True} | engine_arguments(plan), worker_extension_cls=EXTENSION)
+        self._expert_layers = plan.expert_layers
         self._frees = frees_cache(plan) and plan.cuda
         self._asleep = False
         self._version = 0
@@ -172,6 +177,13 @@ class VllmInProcessEngine:
                 for place, token in zip(finished.prompt_logprobs or (), finished.prompt_token_ids, strict=False)
                 if place is not None  # None for the first token
             ),
+            experts=of_routed_layers(
+                getattr(output, "routed_experts", None),
+                len(finished.prompt_token_ids) + len(tokens) - 1,
+                self._expert_layers,
+            )
+            if self._expert_layers
+            else None,
         )
 
     def joined(self, first: Trajectory, rest: Trajectory) -> Trajectory:

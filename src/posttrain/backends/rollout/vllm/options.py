@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from posttrain.backends.rollout.vllm.experts import OPTION
 from posttrain.interfaces.rollout_engine import SamplerPlan
 
 # Options about the sampler that are not arguments of vLLM's engine: ours, and those of dialects with effects elsewhere.
@@ -52,6 +53,7 @@ def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
         "max_lora_rank": next((rank for rank in LORA_RANKS if rank >= plan.adapter_rank), None)
         if plan.adapter_rank
         else None,
+        OPTION: True if plan.expert_layers else None,
         "enable_sleep_mode": (frees_cache(plan) and plan.cuda) or None,
     }
     for name, value in plan.options.items():

@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 import posttrain
+from posttrain.backends.rollout.vllm.experts import RUNNER, decoded, of_routed_layers
 from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cache
 from posttrain.backends.serving.engine import ServedEngine
 from posttrain.backends.serving.launch import LaunchedServer, arguments, free_port
@@ -78,7 +81,13 @@ class VllmProtocol:
             field_of(choice, "logprobs", "token_logprobs"),
             fix=_FIX,
         )
-        return SampledResponse(tokens, logprobs, str(field_of(choice, "finish_reason")), _of_prompt(choice))
+        return SampledResponse(
+            tokens,
+            logprobs,
+            str(field_of(choice, "finish_reason")),
+            _of_prompt(choice),
+            decoded(field_of(choice, "routed_experts")),
+        )
 
 
 def _of_prompt(choice: Any) -> list[float]:
@@ -107,8 +116,12 @@ class VllmServerEngine(ServedEngine):
         self.server = server  # None: running elsewhere
         if server:
             replicas.last_words = server.last_lines
+        self._expert_layers = plan.expert_layers
         self._frees = frees_cache(plan) and plan.cuda
         self._asleep = False
+
+    def experts_of(self, sampled: SampledResponse, places: int) -> NDArray[np.int16] | None:
+        return of_routed_layers(sampled.experts, places, self._expert_layers) if self._expert_layers else None
 
     def load_folder(self, folder: Path, announced: Served) -> list[tuple[str, Served]]:
         return self._take("posttrain_load", [str(folder), announced.content_hash], announced)
@@ -215,6 +228,7 @@ def start_server(plan: SamplerPlan, python: str) -> LaunchedServer:
         **({} if plan.cuda else {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB)}),
         **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if plan.adapter_rank else {}),
         **({"VLLM_HOST_IP": plan.span.host} if plan.span else {}),
+        **(RUNNER if plan.expert_layers else {}),
         **environment_of(plan.options),
     }
     follows = plan.span is not None and plan.span.rank > 0
