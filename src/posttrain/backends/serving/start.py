@@ -134,7 +134,7 @@ def sampler_plan(
 
 
 def _expert_layers(model: ModelConfig) -> tuple[bool, ...]:
-    """Which layers have experts, by the model's config.json. Raises: ModelError for a model without any."""
+    """Return which layers have experts, by the model's config.json. Raises: ModelError for a model without any."""
     field = "rollout.routing_replay"
     text = load_model_config(expanded(model.path), model.trust_remote_code).get_text_config().to_dict()
     experts = expert_layers(text | overrides_of(model))
