@@ -10,6 +10,7 @@ import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from posttrain.dialects.trees import NOTHING
@@ -36,47 +37,63 @@ _COMPARES: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A function of a checkout, with what its conditions may read beside the configuration."""
+
+    function: ast.FunctionDef
+    above: Mapping[
+        ast.AST, tuple[ast.AST, str]
+    ]  # every node inside -> the node that holds it, and in which of its fields
+    enumerations: Mapping[str, str]  # ``CLASS.MEMBER`` -> its text
+    changed: frozenset[str]  # keys that the code itself assigns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
     """A place in a function, with the conditions under which it is reached."""
 
     line: int
-    tests: tuple[tuple[ast.expr, bool], ...]  # each with the value that it needs
-    names: Names
-    enumerations: Mapping[str, str]  # ``CLASS.MEMBER`` -> its text
-    changed: frozenset[str] = frozenset()  # keys that the code itself assigns
+    code: Code
+    node: ast.AST
 
     def may_happen(self, look: Look) -> bool:
         """Return False where the configuration alone decides that the place is not reached."""
         evaluation = _Evaluation(self, look)
-        for test, wanted in self.tests:
+        for test, wanted in self._tests():
             found = evaluation.of(test)
             if found is not _UNKNOWN and evaluation.is_true(found) != wanted:
                 return False
         return True
 
+    def _tests(self) -> Iterator[tuple[ast.expr, bool]]:
+        """The conditions around the place, each with the value that it needs, the nearest first."""
+        node = self.node
+        while node in self.code.above:
+            node, within = self.code.above[node]
+            if isinstance(node, ast.If) and within in ("body", "orelse"):
+                yield node.test, within == "body"
 
-def guarded(function: ast.FunctionDef, place: ast.AST, sources: Sequence[ast.Module] = ()) -> Guarded:
-    """Collect the conditions around a place in a function; ``sources`` hold the enumerations that they may compare with, and the
+
+def code_of(function: ast.FunctionDef, sources: Sequence[ast.Module] = ()) -> Code:
+    """Collect what conditions of a function may read; ``sources`` hold the enumerations that they may compare with, and the
     statements that change the configuration."""
-    return Guarded(
-        line=getattr(place, "lineno", function.lineno),
-        tests=tuple(_tests(function.body, place)),
-        names=names_at(function, place),
+    above = {}
+    for node in ast.walk(function):
+        for name, value in ast.iter_fields(node):
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, ast.AST) and not isinstance(each, ast.expr_context):
+                    above[each] = (node, name)
+    return Code(
+        function=function,
+        above=above,
         enumerations={name: text for each in sources for name, text in _enumerations(each)},
         changed=frozenset(key for each in sources for key in _assigned(each)),
     )
 
 
-def _tests(block: Sequence[ast.stmt], place: ast.AST) -> list[tuple[ast.expr, bool]]:
-    around = next((each for each in block if any(node is place for node in ast.walk(each))), None)
-    if around is None:
-        return []
-    for name in ("body", "orelse", "finalbody"):
-        inner = getattr(around, name, [])
-        if any(node is place for each in inner for node in ast.walk(each)):
-            own = [(around.test, name == "body")] if isinstance(around, ast.If) else []
-            return own + _tests(inner, place)
-    return []
+def guarded(code: Code, node: ast.expr) -> Guarded:
+    """Return a place in a function."""
+    return Guarded(line=node.lineno, code=code, node=node)
 
 
 def _enumerations(source: ast.Module) -> Iterator[tuple[str, str]]:
@@ -113,12 +130,12 @@ class _Section:
 
 class _Evaluation:
     def __init__(self, place: Guarded, look: Look):
-        self._names, self._enumerations, self._changed, self._look = (
-            place.names,
-            place.enumerations,
-            place.changed,
-            look,
-        )
+        self._place, self._look = place, look
+        self._enumerations, self._changed = place.code.enumerations, place.code.changed
+
+    @cached_property
+    def _names(self) -> Names:
+        return names_at(self._place.code.function, self._place.node)
 
     def of(self, node: ast.expr, depth: int = _DEPTH) -> Any:
         """The value of an expression; _UNKNOWN where more than the configuration decides."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from posttrain.checkout_files import file_of, parsed
 from posttrain.dialects.scripts.asks import Ask, Part
-from posttrain.dialects.scripts.guards import Guarded, guarded
+from posttrain.dialects.scripts.guards import Guarded, code_of, guarded
 from posttrain.dialects.scripts.own_managers import DONE_HERE, handed_on, managers_of
 from posttrain.dialects.scripts.own_rewards import program_rewards, unknown_rewards
 from posttrain.dialects.scripts.own_sources import imports_of
@@ -158,7 +158,7 @@ def _compared(trainer: Trainer, roots: Sequence[Path], words: Sequence[str]) -> 
             except NotPlayable as error:
                 why = f", which plays episodes of its own ({error}) where a run samples single responses"
                 parts.append(
-                    Part(before=_SAMPLES, calls={name: [guarded(loop.method, loop.given, sources)]}, after=why)
+                    Part(before=_SAMPLES, calls={name: [guarded(code_of(loop.method, sources), loop.given)]}, after=why)
                 )
                 accounted = frozenset({name})
             loop = replace(loop, calls={name: line for name, line in loop.calls.items() if name not in accounted})
@@ -217,9 +217,10 @@ def places_of(
 ) -> dict[str, list[Guarded]]:
     """Return every place of a function at which it makes one of these calls."""
     found: dict[str, list[Guarded]] = {name: [] for name in calls}
+    code = code_of(method, sources) if calls else None
     for node in ast.walk(method):
-        if isinstance(node, ast.Call) and (name := _called(node)) in found:
-            found[name].append(guarded(method, node, sources))
+        if code is not None and isinstance(node, ast.Call) and (name := _called(node)) in found:
+            found[name].append(guarded(code, node))
     return found
 
 
