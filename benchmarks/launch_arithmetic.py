@@ -51,7 +51,7 @@ def expected(get: Callable[..., Any], version: str) -> dict[str, Any]:
         "prompt_tokens": get("data.max_prompt_length"),
         "response_tokens": get("data.max_response_length"),
         "temperature": get(f"{ROLLOUT}.temperature", 1.0),
-        "epochs": get("trainer.total_epochs"),
+        "epochs": get("trainer.total_epochs") if get("trainer.total_training_steps", None) is None else 1,
         "steps": get("trainer.total_training_steps", None),
         "in_loss": get(f"{ACTOR}.kl_loss_coef", 0.001) if get(f"{ACTOR}.use_kl_loss", False) else 0,
         "estimator": get("algorithm.adv_estimator"),
