@@ -152,10 +152,11 @@ struct LaidRounded {
         const Holder &holder, int64_t kv_head, int64_t first, const T *key, int64_t key_row, const T *value, int64_t value_row) {
         Rounded to = tiled(holder, kv_head);
         const std::vector<T> none(dim);
-        auto row = [&](const T *from, int64_t stride, int64_t token) { return token < holder.tokens ? from + token * stride : none.data(); };
+        auto row = [&](const T *from, int64_t stride, int64_t token) {
+            return token < holder.tokens ? from + token * stride : none.data();
+        };
         for (int64_t token = first; token < first + LANES; token++) to.put_key(token, row(key, key_row, token));
-        for (int64_t token = first; token < first + LANES; token += 2)
-            to.put_values(token, row(value, value_row, token), row(value, value_row, token + 1));
+        to.put_values(first, LANES, [&](int i) { return row(value, value_row, first + i); });
     }
 };
 #endif

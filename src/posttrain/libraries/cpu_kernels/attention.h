@@ -73,11 +73,8 @@ struct Flat {
                 const T *place = keys + k * room + token;
                 return std::pair<Lanes, Lanes>(load(place), k + 1 < dim ? load(place + room) : Lanes{});
             });
-        int64_t whole = (last + LANES - 1) / LANES * LANES;
-        for (int64_t token = first; token < whole; token += 2) {
-            const T *one = values + token * dim;
-            to.put_values(token, token < last ? one : none.data(), token + 1 < last ? one + dim : none.data());
-        }
+        for (int64_t token = first; token < last; token += LANES)
+            to.put_values(token, LANES, [&](int i) { return token + i < last ? values + (token + i) * dim : none.data(); });
     }
 #endif
 

@@ -199,7 +199,7 @@ struct RoundedRows {
             grad_scales[row + i] = round_vector(grad[i], dim, dim, &grads[(row + i) * dim]);
         }
         auto across = [&](const T *const (&rows)[2], std::vector<Words> &to, std::vector<float> &scales) {
-            Rounded{nullptr, (int16_t *)to.data(), nullptr, scales.data(), dim, dim, 0}.put_values(row, rows[0], rows[1]);
+            Rounded{nullptr, (int16_t *)to.data(), nullptr, scales.data(), dim, dim, 0}.put_values(row, 2, [&](int i) { return rows[i]; });
         };
         across(query, queries_across, scales_across), across(grad, grads_across, grad_scales_across);
     }

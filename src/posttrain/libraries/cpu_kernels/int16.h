@@ -28,11 +28,7 @@ Words larger(Words most, Lanes x) {
     return bits > most ? bits : most;
 }
 
-uint32_t top_of(Words most) {
-    uint32_t top = 0;
-    for (int lane = 0; lane < LANES; lane++) top = std::max(top, most[lane]);
-    return top;
-}
+uint32_t top_of(Words most) { return _mm512_reduce_max_epu32((__m512i)most); }
 
 // A power of two near the largest magnitude of a vector, and its inverse, which lose no digits.
 struct Power {

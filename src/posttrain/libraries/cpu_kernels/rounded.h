@@ -9,6 +9,10 @@
 #include <limits>
 #include <utility>
 
+#ifndef __AVX512VNNI__
+#undef FAST_INT16
+#endif
+
 #ifdef FAST_INT16
 
 namespace {
@@ -151,22 +155,25 @@ struct Rounded {
         for (int64_t k = 0; k < width; k += 2) std::memcpy(to + k * LANES, numbers + k, 2 * sizeof(int16_t));
     }
 
-    // The value of an even token and that of the next.
-    template <class T>
-    void put_values(int64_t token, const T *one, const T *other) const {
-        Words most = {}, most_of_other = {};
-        blocks(dim, [&](int64_t i) {
-            most = larger(most, load(one + i)), most_of_other = larger(most_of_other, load(other + i));
-        });
-        Words both = {};
-        both[0] = top_of(most), both[1] = top_of(most_of_other);
-        Scales found = Scales::of(MOST_OF_VALUE / (Lanes)both, both);
-        value_scales[token - first] = found.scale[0], value_scales[token - first + 1] = found.scale[1];
+    // Values of `count` tokens from an even one on, an even number up to LANES: row(i) is where the numbers of the i-th begin.
+    template <class Row>
+    void put_values(int64_t token, int count, Row row) const {
+        Words tops = {};
+        for (int i = 0; i < count; i++) {
+            Words most = {};
+            blocks(dim, [&](int64_t k) { most = larger(most, load(row(i) + k)); });
+            tops[i] = top_of(most);
+        }
+        Scales found = Scales::of(MOST_OF_VALUE / (Lanes)tops, tops);
+        std::memcpy(value_scales + token - first, &found.scale, count * sizeof(float));
         int16_t *to = values + (token - first) * dim;
-        float factor = found.factor[0], factor_of_other = found.factor[1];
-        blocks(dim, [&](int64_t i) {
-            _mm512_storeu_si512(to + 2 * i, pairs_of(load(one + i) * factor, load(other + i) * factor_of_other));
-        });
+        for (int i = 0; i < count; i += 2, to += 2 * dim) {
+            float factor = found.factor[i], next = found.factor[i + 1];
+            auto *one = row(i), *other = row(i + 1);
+            blocks(dim, [&](int64_t k) {
+                _mm512_storeu_si512(to + 2 * k, pairs_of(load(one + k) * factor, load(other + k) * next));
+            });
+        }
     }
 
     // found[row][column] = the products of ROWS queries with WIDE * LANES keys from `key` on.

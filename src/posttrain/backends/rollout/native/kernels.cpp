@@ -17,7 +17,6 @@ namespace {
 constexpr int64_t MANY_FACTORS = 1 << 19;
 constexpr int64_t ITEMS = 4;               // pieces of work for every thread, so that all end together
 constexpr int64_t TILE = 384;              // queries of a prompt that are computed together
-constexpr int64_t MANY_HEADS = 3;          // that share a key head, from where rounding keys first costs less than it saves
 
 // The position embedding: x cos + (its first `rotated` numbers rolled by half) sin; of the others, cos is 1.
 template <class T>
@@ -94,9 +93,8 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
     }
     int64_t prompt = (all.prompt_slots[all.order[first]] * all.kv_heads + kv_head) * dim * all.prompt_room;
     const T *keys = (const T *)all.prompt_keys + prompt, *values = (const T *)all.prompt_values + prompt;
-    Flat<T> prompt_past{keys, values, all.prompt_room, dim};
-    // By the number of heads, and not of rows: a row's results do not depend on others.
-    shared < MANY_HEADS ? queries.see(0, count * shared, prompt_past) : queries.see_shared(0, count * shared, prompt_past);
+    // As they are: rounding them in every pass takes what it saves, unless many more samples share a prompt.
+    queries.see(0, count * shared, Flat<T>{keys, values, all.prompt_room, dim});
     for (int64_t number = 0; number < count; number++) {
         int64_t row = all.order[first + number];
         for (int64_t at = number * shared; at < (number + 1) * shared; at++) {
