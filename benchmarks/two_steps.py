@@ -1,4 +1,5 @@
-"""Two steps of somebody's configuration on a tiny model with made data: sizes shrink, everything else stays as it is."""
+"""Two steps of somebody's configuration (or its generation or evaluation) on a tiny model with made data: sizes shrink, all
+else stays as it is."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, SftConfig
 from posttrain.config.base import Section
 from posttrain.config.environment import SINGLE_TURN
+from posttrain.config.evaluate import EvaluateConfig
+from posttrain.config.generate import GenerateConfig
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.native.write import to_yaml
 
 PROMPTS, ROWS, RESPONSE = 4, 16, 16  # per step, in the file, and tokens of a response
 LIMIT_S = 300
+Texts = SftConfig | GenerateConfig | EvaluateConfig
 POSITIONS = 4096  # of the model: pages of environments are long in the tokens of so small a vocabulary
 
 
@@ -27,8 +31,10 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
     are replaced by a random model of two layers and rows of made sums, and files of functions by the scorer of those rows.
     """
     config = loaded.config
+    if isinstance(config, SftConfig | GenerateConfig | EvaluateConfig):
+        return _of_texts(config, loaded.entry, folder, model)
     if not isinstance(config, RunConfig):
-        return "not tried: it is no configuration of reinforcement learning"
+        return "not tried: it is no configuration of reinforcement learning, or of texts"
     if config.validation.only:
         return "not tried: it makes no step"
     if config.reward.judges and not config.reward.terms:
@@ -46,22 +52,102 @@ def two_steps(loaded: LoadedConfig[Any], folder: Path, model: Path) -> str:
     data.write_text("".join(json.dumps(_row(config, number)) + "\n" for number in range(ROWS)))
     file = folder / "run.yaml"
     file.write_text(to_yaml(_shrunk(config, data, folder, model)))
+    said = _called("train", file)
+    steps = folder / "run" / "metrics.jsonl"
+    count = _steps_in(steps)
+    return said if said or count >= 2 else f"{count} steps"
+
+
+def _steps_in(metrics: Path) -> int:
+    """The number of lines that are of a step."""
+    return sum(1 for line in metrics.read_text().splitlines() if '"step"' in line) if metrics.is_file() else 0
+
+
+def _called(command: str, file: Path) -> str:
+    """Run one command on a file. Returns: "" when it ends well, else its last words."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "posttrain", "train", str(file)],
+            [sys.executable, "-m", "posttrain", command, str(file)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"not two steps within {LIMIT_S} s"
-    steps = folder / "run" / "metrics.jsonl"
-    count = sum(1 for line in steps.read_text().splitlines() if '"step"' in line) if steps.is_file() else 0
-    if done.returncode == 0 and count >= 2:
+        return f"not done within {LIMIT_S} s"
+    if done.returncode == 0:
         return ""
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return f"exit {done.returncode} after {count} steps: {' '.join(said[-3:])[:300]}"
+    return f"exit {done.returncode}: {' '.join(said[-3:])[:300]}"
+
+
+def _of_texts(config: Texts, entry: str, folder: Path, model: Path) -> str:
+    """Two steps of fine-tuning, a generation, or an evaluation, on made rows. Returns: as ``two_steps``."""
+    folder.mkdir(parents=True)
+    data, out = folder / "rows.jsonl", folder / "out.parquet"
+    if isinstance(config, SftConfig):
+        if config.distillation.teachers or config.data.dataset_class_file or config.data.train_tokenized:
+            return "not tried: it needs teachers, a class or tokens of its own"
+        small: Texts = _small_texts(config, data, folder, model)
+    elif isinstance(config, GenerateConfig):
+        length = {"max_response_tokens": RESPONSE, "samples_per_prompt": min(2, config.rollout.samples_per_prompt)}
+        files = {"files": [str(data)], "prompt_column": "prompt", "max_prompt_tokens": 128}
+        small = config.model_copy(
+            update={
+                "model": _with(config.model, path=str(model), tokenizer_path=None),
+                "data": _with(config.data, **files),
+                "output": _with(config.output, file=str(out)),
+                "rollout": _with(config.rollout, **length),
+            }
+        )
+    else:
+        columns = {"response_column": "said", "ground_truth_column": "ground_truth", "data_source_column": None}
+        columns |= {"prompt_column": "prompt", "extra_columns": []}
+        terms = [term.model_copy(update={"name": "gsm8k", "path": None}) for term in config.reward.terms[:1]]
+        small = config.model_copy(
+            update={
+                "data": _with(config.data, files=[str(data)], **columns),
+                "reward": _with(config.reward, terms=terms),
+                "run": _with(config.run, folder=str(folder / "run")),
+            }
+        )
+    rows = [
+        {"prompt": f"What is {n} + 1?", "response": f"#### {n + 1}", "said": [f"#### {n + 1}"] * 2}
+        | {"data_source": "openai/gsm8k", "ground_truth": str(n + 1)}
+        for n in range(ROWS)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder / "run.yaml"
+    file.write_text(to_yaml(small))
+    if said := _called(entry, file):
+        return said
+    if isinstance(config, SftConfig):
+        count = _steps_in(folder / "run" / "metrics.jsonl")
+        return "" if count >= 2 else f"{count} steps"
+    return "" if isinstance(config, EvaluateConfig) or out.is_file() else "no responses"
+
+
+def _small_texts(config: SftConfig, data: Path, folder: Path, model: Path) -> SftConfig:
+    columns = dict.fromkeys(("messages_column", "query_column", "system_column"))
+    columns |= {"prompt_column": "prompt", "response_column": "response", "train_sources": [], "source_weights": {}}
+    files = {
+        "train_files": [str(data)],
+        "validation_files": [],
+        "validation_sources": [],
+        "sequences_per_step": PROMPTS,
+    }
+    few = {"sequences_per_micro_batch_per_device": 1, "max_tokens_per_micro_batch": None}
+    return config.model_copy(
+        update={
+            "model": _with(config.model, path=str(model), tokenizer_path=None, freeze_vision=False, freeze=[]),
+            "data": _with(config.data, **files, **columns, max_tokens=256, max_rows=None),
+            "policy": _with(config.policy, **few),
+            "run": _with(config.run, folder=str(folder / "run"), total_steps=2, resume="never"),
+            "validation": _with(config.validation, every_steps=None),
+            "checkpoint": _with(config.checkpoint, every_steps=None, at_end=False, upload=None, folder=None),
+            "tracking": _with(config.tracking, trackers=[]),
+        }
+    )
 
 
 def _row(config: RunConfig, number: int) -> dict[str, Any]:
