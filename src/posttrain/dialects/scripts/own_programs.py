@@ -306,6 +306,11 @@ def _look_at_part(method: ast.FunctionDef | ast.AsyncFunctionDef, title: str, fi
     if method.name == "get_generator" and not replaced.refused:
         replaced.generator = replaced.generator or part
         return
+    if part.endswith("TrainerSim"):
+        replaced.refused = (
+            f"{what}: it sleeps in the place of training, to measure samplers, and nothing would be trained"
+        )
+        return
     differs = difference(part, file, replaced.roots) if parts else "it is no trainer's class"
     if not differs:
         replaced.notes.append(f"{part} makes the calls of SkyRL's trainer and no others; it is not called")

@@ -68,6 +68,13 @@ def test_another_loop_is_refused_with_its_difference(tmp_path: Path, trainer: st
     assert "Exp.get_trainer (line 6 of" in str(raised.value)
 
 
+def test_a_simulated_trainer_trains_nothing(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="FullyAsyncTrainerSim in the place of its own: it sleeps in the place of training"
+    ):
+        launched(tmp_path, "", mine=MAIN.replace("OwnTrainer", "FullyAsyncTrainerSim"))
+
+
 MANAGED = """
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
