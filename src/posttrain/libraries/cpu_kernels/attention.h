@@ -370,7 +370,7 @@ struct Queries {
         float *of_row = sums.data() + row * padded + first;
         for (int64_t k = 0; k < depth; k += SPAN)
             past.mix<ROWS, WIDE>(
-                rounded_weights.data() + k, CHUNK, weight_scales.data() + k / SPAN, CHUNK / SPAN, begin + k, std::min(SPAN, depth - k), column, of_row,
+                &rounded_weights[k], CHUNK, &weight_scales[k / SPAN], CHUNK / SPAN, begin + k, std::min(SPAN, depth - k), column, of_row,
                 padded);
     }
 #endif

@@ -15,6 +15,7 @@ from posttrain.libraries.cpu_kernels.update import DTYPES
 
 SOURCE = Path(__file__).with_name("attention.cpp")
 LANES = 16  # numbers that a head's width is a multiple of
+WIDEST = 1024  # numbers of a head (rounded.h)
 MOST_SHARED = 96  # query heads for one key head
 # Distances to float64 that are allowed: of torch's own, besides this share of the exact result, for other orders of sums.
 TIMES, SHARE = 1.1, 2e-6
@@ -62,7 +63,8 @@ class AttentionKernels:
 
     def takes(self, query: Tensor, key: Tensor) -> bool:
         """Return True for heads of these numbers and widths."""
-        return query.shape[-1] % LANES == 0 and query.shape[1] // key.shape[1] <= MOST_SHARED
+        dim, shared = query.shape[-1], query.shape[1] // key.shape[1]
+        return dim % LANES == 0 and dim <= WIDEST and shared <= MOST_SHARED
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, settings: Settings

@@ -19,7 +19,7 @@ namespace {
 
 #define ALL_AT_ONCE _Pragma("GCC unroll 8")  // or the sums of a product would not be in registers
 constexpr int64_t MOST_OF_KEY = 1024;  // numbers
-constexpr int64_t SPAN = 128;         // keys whose weights have one scale
+constexpr int64_t SPAN = 128;          // keys whose weights have one scale
 constexpr float MOST_OF_VALUE = 8191;  // a value's largest magnitude as a whole number
 // The largest sum of SPAN weights as whole numbers: times values, and with half a rounding error for each weight, it is less than 2^31.
 constexpr float MOST_OF_WEIGHTS = 262000;
