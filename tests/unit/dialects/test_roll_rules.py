@@ -775,6 +775,20 @@ def test_what_the_learning_rate_cannot_do(settings: str, message: str) -> None:
     assert message in problem.what and problem.fix
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_grad_norm", "-3.5"),
+        ("actor_infer.strategy_args.strategy_config.block_size", "-7"),
+        ("actor_infer.strategy_args.strategy_config.max_num_seqs", "0"),
+        ("actor_infer.strategy_args.strategy_config.max_num_batched_tokens", "-1"),
+    ],
+)
+def test_numbers_below_their_least_are_refused_by_name(key: str, value: str) -> None:
+    (problem,) = load("adv_estimator=grpo", *SIXTEEN, f"++{key}={value}").problems
+    assert problem.field == key and f" from {'0' if key == 'max_grad_norm' else '1'}" in problem.what
+
+
 def test_a_slip_of_a_key_that_the_engine_does_not_have_gets_the_dialects_own() -> None:
     wrong = f"actor_train.{CONFIG}.pypeline_model_parallel_size"
     (problem,) = load(MEGATRON, *SIXTEEN, f"+{wrong}=2").problems
