@@ -225,6 +225,17 @@ def test_arguments_that_a_forks_file_keeps_for_its_own_manager_are_left_out(tmp_
     assert problem.what == "verl's reward manager dapo takes no argument reward_type"
 
 
+def test_a_count_of_all_devices_in_a_forks_file_gives_way_to_the_launchs_own_of_one(tmp_path: Path) -> None:
+    fork = FORK.replace("ppo_micro_batch_size_per_gpu: 4", "ppo_micro_batch_size: 64")
+    each = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+    loaded = load_request(in_checkout(tmp_path, fork, f"{RUN} {each}"), None, here=True, skip_files=True)
+    assert loaded.problems == () and loaded.config.policy.sequences_per_micro_batch_per_device == 2
+    assert any("ppo_micro_batch_size=64 of the checkout's own file gives way" in text for text in loaded.warnings)
+    both = f"{RUN} {each} actor_rollout_ref.actor.ppo_micro_batch_size=64"
+    [problem] = load_request(in_checkout(tmp_path / "set", fork, both), None, here=True, skip_files=True).problems
+    assert "are both given" in problem.what
+
+
 def test_an_own_key_of_a_fork_that_the_launch_sets_is_reported(tmp_path: Path) -> None:
     arguments = in_checkout(tmp_path, FORK, f"{RUN} actor_rollout_ref.actor.own_coef=3.0")
     [problem] = load_request(arguments, None, here=True, skip_files=True).problems

@@ -240,7 +240,12 @@ def per_device(
     """
     total, each = keys[name], keys[f"{name}_per_gpu"]
     if total is not None and each is not None:
-        if needed:
+        if needed and keys.of_checkout(name) and not keys.of_checkout(f"{name}_per_gpu"):
+            # A fork's program may let both stand; what a micro-batch holds changes no result here
+            keys.warn(
+                f"{name}={total} of the checkout's own file gives way to {name}_per_gpu={each}, which the launch sets"
+            )
+        elif needed:
             what = f"{name} and {name}_per_gpu are both given"
             keys.problem(what, key=name, fix=f"remove {name}, which is deprecated")
         return int(each)
