@@ -33,6 +33,7 @@ from two_steps import two_steps
 from posttrain.cli.plan import PLANS
 from posttrain.cli.request import load_request
 from posttrain.cli.verdict import verdict as judged
+from posttrain.dialects.scripts.asks import Ask, asked
 from posttrain.dialects.scripts.base_files import arguments_of
 from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.dialects.scripts.processes import processes_of, world
@@ -59,7 +60,7 @@ class Launch:
     dialect: str
     arguments: list[str]
     refused: str = ""  # before its keys are read
-    asks: tuple[str, ...] = ()  # what a run needs confirmed: a loop of the checkout's own
+    asks: tuple[Ask, ...] = ()  # code of the checkout's own that a run needs confirmed by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ def _launch(words: Sequence[str], script: Path, folder: Path, dialect: str) -> L
         name="",
         dialect=dialect,
         arguments=[str(file), *arguments[1:]] if file.is_file() else [*arguments],
-        asks=tuple(str(each) for each in trainer.asks),
+        asks=trainer.asks,
     )
 
 
@@ -182,7 +183,8 @@ def judge(launch: Launch, *, here: bool, drop_unknown: bool = False) -> Verdict:
     except RequestError as error:
         return Verdict(launch=launch, problems=[str(problem) for problem in error.problems])
     lacking = judged(loaded).lacking  # a library that is not installed on this machine is no reason
-    return Verdict(launch=launch, planned=[*launch.asks, *(str(problem) for problem in lacking)])
+    open_questions = asked(launch.asks, loaded.words.value)[0] if loaded.words is not None else []
+    return Verdict(launch=launch, planned=[str(problem) for problem in (*open_questions, *lacking)])
 
 
 def cause(problem: str) -> str:
