@@ -172,7 +172,7 @@ def _shrunk(config: RunConfig, data: Path, folder: Path, model: Path) -> RunConf
     small = {"sequences_per_mini_batch": PROMPTS * samples // updates}
     few = {"sequences_per_micro_batch_per_device": 1, "max_tokens_per_micro_batch": None}
     terms = [
-        term.model_copy(update={"name": "gsm8k", "path": None, "options": {}, "data_sources": []})
+        term.model_copy(update={"name": "gsm8k", "path": None, "options": {}, "data_sources": [], "kind": "function"})
         for term in config.reward.terms[:1]
     ]
     columns = {"ground_truth_column": "ground_truth", "extra_columns": []}
