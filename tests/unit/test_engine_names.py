@@ -33,7 +33,8 @@ def allowed(path: Path, engine: str) -> bool:
     )
     others = inside.startswith(("backends/rollout/", "backends/tracking/", "dialects/scripts/"))
     others = others or inside.endswith("runtime/ray/cluster.py")
-    others = others or inside == "verl_episodes.py"  # packages that a fork's class may import
+    # Packages that a fork's class may import, and strategies of verl's actors.
+    others = others or inside in ("verl_episodes.py", "verl_updates.py")
     return inside.startswith(places) or peers or others or (engine == "local" and inside == DEFAULT)
 
 

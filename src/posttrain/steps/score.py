@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
 from posttrain.records.plans import JudgePlan
 from posttrain.records.trajectories import Invalid, ScoredGroup, TrajectoryGroup
 from posttrain.steps.added_rewards import judged, with_environment, with_model
+from posttrain.steps.failures import counted, examples
 
 
 class TooManyInvalid(RunStopped):
@@ -64,29 +64,8 @@ def check_invalid_share(scored: list[ScoredGroup], max_invalid_share: float) -> 
     responses = sum(len(group.outcomes) for group in scored)
     if not failures or len(failures) <= max_invalid_share * responses:
         return
-    counts = Counter(failure.reason for _, failure in failures)
-    reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    alike = Counter((failure.reason, failure.detail) for _, failure in failures)
-    first = {(failure.reason, failure.detail): sample_id for sample_id, failure in reversed(failures)}
-    examples = "\n".join(
-        f"  {_named(first[each], alike[each])}: {': '.join(each)}" for each in _of_every_reason(alike)[:10]
-    )
     raise TooManyInvalid(
         f"{len(failures)} of {responses} responses have no valid reward, more than reward.max_invalid_share "
-        f"= {max_invalid_share:g} allows ({reasons}):\n{examples}",
+        f"= {max_invalid_share:g} allows ({counted(failures)}):\n{examples(failures)}",
         scored,
     )
-
-
-def _named(sample_id: str, count: int) -> str:
-    return sample_id if count == 1 else f"{sample_id} and {count - 1} more"
-
-
-def _of_every_reason(failures: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Order different failures (reason, detail): the first of every reason, then the second of each, and so on."""
-    seen: Counter[str] = Counter()
-    ranked = []
-    for reason, detail in failures:
-        ranked.append((seen[reason], reason, detail))
-        seen[reason] += 1
-    return [(reason, detail) for _, reason, detail in sorted(ranked, key=lambda each: each[0])]

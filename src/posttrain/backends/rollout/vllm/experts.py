@@ -23,7 +23,7 @@ def decoded(text: Any) -> NDArray[Any] | None:
     if text is None:
         return None
     try:
-        found: NDArray[Any] = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+        found: NDArray[Any] = np.load(io.BytesIO(base64.b64decode(text, validate=True)))
     except (ValueError, TypeError, EOFError, binascii.Error) as error:
         raise UnusableAnswer(f"the experts in the answer of vLLM cannot be read: {error}") from error
     return found
