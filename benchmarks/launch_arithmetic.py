@@ -28,11 +28,11 @@ def expected(get: Callable[..., Any], version: str) -> dict[str, Any]:
     """Reckon the numbers of a launch. Args: ``get(key, otherwise)`` reads a composed key; version of verl, as in ``verl@0.2``."""
     before_03 = version in ("verl@0.1", "verl@0.2")
     prompts, n = get("data.train_batch_size"), get(f"{ROLLOUT}.n", 1)
-    if (
-        episodes := get("env.rollout.n", None)
-    ) is not None:  # verl-agent's copies of an environment; its rollout.n is 1
+    # Copies of a prompt that a fork makes itself, verl-agent's environments and Search-R1's agents; verl's own n is 1 there
+    episodes, agents = get("env.rollout.n", None), get(f"{ROLLOUT}.n_agent", None)
+    if episodes is not None or agents:
         n = 1
-    copies = n * (get(f"{ROLLOUT}.n_agent", 1) or 1) * (episodes or 1)
+    copies = n * (agents or 1) * (episodes or 1)
     devices = get("trainer.nnodes", 1) * get("trainer.n_gpus_per_node", 8)
     split = get(f"{ACTOR}.ulysses_sequence_parallel_size", 1) or 1
     if get(f"{ACTOR}.strategy") == "megatron":

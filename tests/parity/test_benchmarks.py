@@ -49,6 +49,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "--device cpu --tiny --rounds 1 --sequences 4 --groups 1 --micro-batch 4 --samples 8 --tokens 4",
         "model.generate",
     ),
+    "launch_arithmetic.py": ("CHECKOUT run.sh", "1 right, 0 wrong"),
     "mistakes.py": ("examples --keys 2 --values 2", "2 tried, 2 named, 2 right"),
     "own_loop.py": ("--tiny --rounds 1 --steps 2", "metrics of all 2 steps are equal"),
     "overhead.py": ("--tiny --seconds 1", "of a step"),
