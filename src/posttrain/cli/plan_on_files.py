@@ -167,6 +167,9 @@ def _whole_run(request: FilesRequest[C], unit: Unit) -> str:
         )
     if plan.total_steps is not None:
         lines.append(f"  {plan.total_steps} steps")
+        run = request.loaded.config.run
+        if run.total_steps is not None and plan.total_steps < run.total_steps:
+            lines[-1] += f" = {run.total_epochs} epochs, which come before {run.total_steps} steps"
         if plan.schedule_updates not in (None, plan.total_steps):
             lines.append(f"  the learning rate is that of a run of {plan.schedule_updates} steps")
     else:

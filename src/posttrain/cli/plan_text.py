@@ -362,15 +362,18 @@ def _whole_run(request: TrainRequest) -> str:
             f"  {request.training_prompts} prompts / {plan.prompts_per_step} per step = "
             f"{_count(plan.steps_per_epoch, 'step')} per epoch"
         )
+    steps_key, epochs_key = (request.loaded.key(f"run.total_{unit}") for unit in ("steps", "epochs"))
+    epochs = _count(run.total_epochs, "epoch")
     if run.total_steps is not None:
-        lines.append(f"  {_count(run.total_steps, 'step')}{'':<8}{request.loaded.key('run.total_steps')}")
+        lines.append(f"  {_count(run.total_steps, 'step')}{'':<8}{steps_key}")
+        if plan.total_steps is not None and plan.total_steps < run.total_steps:
+            lines.append(f"  x {epochs} = {_count(plan.total_steps, 'step')}, which come first{'':<8}{epochs_key}")
+        elif run.within_epochs and plan.steps_per_epoch is None:
+            lines.append(f"  or {epochs}, whichever come first{'':<8}{epochs_key}")
     elif plan.total_steps is not None:
-        epochs = f"  x {_count(run.total_epochs, 'epoch')} = {_count(plan.total_steps, 'step')}"
-        lines.append(f"{epochs}{'':<8}{request.loaded.key('run.total_epochs')}")
+        lines.append(f"  x {epochs} = {_count(plan.total_steps, 'step')}{'':<8}{epochs_key}")
     else:
-        lines.append(
-            f"  {_count(run.total_epochs, 'epoch')} of the training data, which was not counted (--skip-files)"
-        )
+        lines.append(f"  {epochs} of the training data, which was not counted (--skip-files)")
     if plan.total_steps is not None and plan.total_updates is not None:
         sequences = plan.total_steps * plan.sequences_per_step
         lines.append(f"  {_count(plan.total_updates, 'update')}, {sequences} sampled sequences")

@@ -23,6 +23,9 @@ class RunSection(Section):
     """Steps (turns of the loop) to run; null means total_epochs passes over the training data."""
     total_epochs: int = Field(default=1, ge=1, le=MOST_STEPS)
     """Passes over the training data, used when total_steps is null."""
+    within_epochs: bool = False
+    """End after total_epochs passes where these are fewer steps than total_steps; learning rates are still those of
+    total_steps."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in the run folder; never: refuse folders that hold a run or checkpoints."""
     resume_path: str | None = None

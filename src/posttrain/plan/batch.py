@@ -8,7 +8,7 @@ from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import needs_values
-from posttrain.config.run import MOST_STEPS
+from posttrain.config.run import MOST_STEPS, RunSection
 from posttrain.errors import Problem
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan
 
@@ -53,15 +53,13 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     preferring = config.group_filter.strategy == "prefer"
     drawn = prompts * (config.group_filter.oversample if preferring else 1)  # prompts of a step
     steps_per_epoch = training_prompts // drawn if training_prompts is not None else None
-    total_steps = config.run.total_steps
     if steps_per_epoch == 0:
         what = f"a step samples {prompts} x {drawn // prompts} = {drawn} prompts, and the training files hold {training_prompts}"
         fix = f"use group_filter.oversample={max(1, (training_prompts or 0) // prompts)}, or more prompts"
         return None, [Problem(what, fix=fix, field="group_filter.oversample")]
-    if total_steps is None and steps_per_epoch is not None:
-        total_steps = config.run.total_epochs * steps_per_epoch
-        if total_steps > MOST_STEPS:
-            return None, [too_many_steps(config.run.total_epochs, steps_per_epoch)]
+    total_steps, too_many = length_of(config.run, steps_per_epoch, within_epochs=config.run.within_epochs)
+    if too_many:
+        return None, too_many
     warmup = config.critic.warmup_steps if uses_critic else 0
     if total_steps is not None and 0 < total_steps <= warmup:
         return None, [_only_warmup(warmup, total_steps)]
@@ -84,6 +82,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
         max_tokens_per_micro_batch=max_tokens,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        schedule_steps=config.run.total_steps or total_steps,
         total_updates=(total_steps - warmup) * updates if total_steps is not None else None,
         critic=_critic_plan(config, sequences, critic_mini, total_steps) if uses_critic else None,
         counts_turns=by_turns,
@@ -96,6 +95,30 @@ def process_sequences_per_update(config: RunConfig, batches: BatchPlan) -> int:
     process = config.reward.process
     asked = process.sequences_per_mini_batch if process else None
     return min(asked or batches.sequences_per_update, batches.sequences_per_step)
+
+
+def length_of(run: RunSection, steps_per_epoch: int | None, *, within_epochs: bool) -> tuple[int | None, list[Problem]]:
+    """Compute the steps of a run: total_steps, or those of total_epochs where it is null.
+
+    Args: ``steps_per_epoch`` is None where the data was not counted; ``within_epochs`` takes the fewer of the two.
+    Returns: the steps, or None where they depend on the data, and the problem of a run that is too long.
+    """
+    counts = [] if run.total_steps is None else [run.total_steps]
+    if steps_per_epoch is not None and (within_epochs or not counts):
+        in_epochs = run.total_epochs * steps_per_epoch
+        if not counts and in_epochs > MOST_STEPS:
+            return None, [too_many_steps(run.total_epochs, steps_per_epoch)]
+        counts.append(in_epochs)
+    return min(counts, default=None), []
+
+
+def ends_with_epochs(run: RunSection, total_steps: int | None) -> list[str]:
+    """Return a note where a run of ``total_steps`` ends with its epochs, before the steps that run.total_steps asks for."""
+    if run.total_steps is None or total_steps is None or total_steps >= run.total_steps:
+        return []
+    passes = "1 pass" if run.total_epochs == 1 else f"{run.total_epochs} passes"
+    what = f"the run ends after {total_steps} steps: these are {passes} over the training data (run.total_epochs)"
+    return [f"{what}, and run.total_steps={run.total_steps} would be more"]
 
 
 def too_many_steps(epochs: int, steps_per_epoch: int) -> Problem:

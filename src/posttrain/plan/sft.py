@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from posttrain.config.run import MOST_STEPS
 from posttrain.config.sft import SftConfig
 from posttrain.errors import Problem
-from posttrain.plan.batch import copies_of, too_many_steps
+from posttrain.plan.batch import copies_of, length_of
 from posttrain.records.batch_plans import SftBatchPlan
 
 
@@ -25,13 +24,11 @@ def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, 
     if rows is not None and rows < sequences:
         return None, [_too_few_rows(sequences, rows)]
     steps_per_epoch = rows // sequences if rows is not None else None
-    in_epochs = config.run.total_epochs * steps_per_epoch if steps_per_epoch is not None else None
-    if steps_per_epoch and in_epochs and in_epochs > MOST_STEPS:
-        return None, [too_many_steps(config.run.total_epochs, steps_per_epoch)]
-    total_steps = config.run.total_steps
-    whole = config.policy.schedule_over == "epochs"
-    if in_epochs is not None:
-        total_steps = in_epochs if total_steps is None else min(total_steps, in_epochs) if whole else total_steps
+    run, whole = config.run, config.policy.schedule_over == "epochs"
+    in_epochs = run.total_epochs * steps_per_epoch if steps_per_epoch is not None else None
+    total_steps, too_many = length_of(run, steps_per_epoch, within_epochs=whole or run.within_epochs)
+    if too_many:
+        return None, too_many
     max_tokens = config.policy.max_tokens_per_micro_batch
     micro = min(config.policy.sequences_per_micro_batch_per_device, sequences // copies) if max_tokens is None else None
     return SftBatchPlan(
@@ -42,7 +39,7 @@ def plan_sft(config: SftConfig, rows: int | None) -> tuple[SftBatchPlan | None, 
         max_tokens_per_micro_batch=max_tokens,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        schedule_updates=in_epochs if whole else total_steps,
+        schedule_updates=in_epochs if whole else run.total_steps or total_steps,
     ), []
 
 

@@ -35,6 +35,7 @@ class BatchPlan:
     max_tokens_per_micro_batch: int | None = None  # of the policy, per device; None: cut by count
     steps_per_epoch: int | None  # None: the data was not looked at
     total_steps: int | None  # None: needs the data
+    schedule_steps: int | None  # steps that learning rates are stretched over; None: needs the data
     total_updates: int | None  # of the policy
     critic: CriticBatchPlan | None = None  # None: the estimator needs no values
     # Sequences are turns, of which a step has as many as its episodes take: it makes updates_per_step at least
@@ -44,7 +45,7 @@ class BatchPlan:
     def schedule_updates(self) -> int | None:
         """The updates of all steps, over which the policy's learning rate is planned. While the critic warms up the schedule
         waits with the policy, so it ends early then, as verl's and ROLL's do."""
-        return self.total_steps * self.updates_per_step if self.total_steps is not None else None
+        return self.schedule_steps * self.updates_per_step if self.schedule_steps is not None else None
 
     @property
     def on_policy(self) -> bool:

@@ -30,6 +30,7 @@ HARMLESS = (
     "run.resume_path",
     "run.total_epochs",
     "run.total_steps",
+    "run.within_epochs",
     "critic.activation_offload",
     "critic.devices",
     "critic.gradient_checkpointing",

@@ -11,6 +11,7 @@ from posttrain.config import RunConfig, TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.errors import RunInterrupted, RunStopped
 from posttrain.libraries.disk_errors import NO_PLACE, described, is_of_a_disk
+from posttrain.plan.batch import ends_with_epochs
 from posttrain.run.checkpoint import Checkpoints, Contents
 from posttrain.run.retention import Retention
 from posttrain.run.room import checkpoint_room
@@ -92,6 +93,7 @@ def begin_run(
         *(f"changed since this run was started: {change}" for change in changes),
         *folder.notes,
         *notes,
+        *([] if only_validates else ends_with_epochs(config.run, total_steps)),
         *([room] if room else []),
     ]:
         trackers.message(text)

@@ -100,6 +100,7 @@ class TestPlan:
             "gradient_accumulation_steps": 2,  # 12 = 8 + 4
             "steps_per_epoch": 5,  # 20 / 4
             "total_steps": 5,
+            "schedule_steps": 5,
             "total_updates": 10,
             "critic": None,  # grpo asks for no values
             "max_tokens_per_micro_batch": None,

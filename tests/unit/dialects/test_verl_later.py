@@ -210,12 +210,33 @@ def test_bounds_that_hold_nothing_are_refused(tmp_path: Path) -> None:
 
 def test_megatrons_words_for_the_optimizers_memory_change_nothing(tmp_path: Path) -> None:
     section = f"{A}.optim.override_optimizer_config"
-    names = ("optimizer_cpu_offload=True", "optimizer_offload_fraction=1", "use_precision_aware_optimizer=True")
+    names = ("optimizer_cpu_offload=True", "use_precision_aware_optimizer=True", "fp8_recipe=blockwise")
     loaded = read(
         tmp_path, "{}", f"{A}.strategy=megatron", "critic.strategy=megatron", *(f"+{section}.{n}" for n in names)
     )
     assert not loaded.problems
-    assert {f"{section}.optimizer_cpu_offload"} <= {one.key for one in loaded.ignored}
+    assert {f"{section}.{name.partition('=')[0]}" for name in names} <= {one.key for one in loaded.ignored}
+
+
+def test_epochs_end_a_run_of_so_many_steps(tmp_path: Path) -> None:
+    both = ("trainer.total_training_steps=40", "trainer.total_epochs=3")
+    run = read(tmp_path, "{}", *both).config.run
+    assert (run.total_steps, run.total_epochs, run.within_epochs) == (40, 3, True)
+    run = read(tmp_path, "{}", "trainer.total_epochs=3").config.run
+    assert (run.total_steps, run.total_epochs, run.within_epochs) == (None, 3, False)
+    [problem] = read(tmp_path, "{}", "trainer.total_training_steps=40", "trainer.total_epochs=0").problems
+    assert problem.field == "trainer.total_epochs"
+
+
+def test_the_recipe_gkd_adds_no_two_divergences(tmp_path: Path) -> None:
+    gkd = (
+        "+rollout.nnodes=1",
+        "+rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.hybrid_engine=False",
+        "+actor_rollout_ref.teacher.server_port=15555",
+    )
+    [problem] = read(tmp_path, "{}", *gkd, f"+{A}.distill_loss.name=kl_rkl").problems
+    assert problem.field == f"{A}.distill_loss.name" and "adds two divergences" in problem.what
 
 
 class TestLaterFineTuning:

@@ -195,3 +195,29 @@ def test_quantised_training_and_recorded_experts_of_verls_own_file() -> None:
             "sft_trainer_engine", [*given, "++engine.qat.enable=True"], "verl", entry=SFT, skip_files=True
         )
         assert [problem.field for problem in loaded.problems] == ["engine.qat.enable"]
+
+
+@pytest.mark.parametrize(("file", "over"), [("sft_trainer", "epochs"), ("sft_trainer_engine", "run")])
+def test_the_later_program_stretches_the_learning_rate_over_the_steps(file: str, over: str) -> None:
+    keys = ["data.train_files=a", "trainer.total_training_steps=7", "trainer.total_epochs=2"]
+    found = read_config(file, keys, "verl", here=True, entry=SFT).config
+    assert (found.run.total_steps, found.run.total_epochs, found.run.within_epochs) == (7, 2, True)
+    assert found.policy.schedule_over == over
+
+
+def test_prompts_and_the_rest_may_have_limits_of_their_own() -> None:
+    """pad_mode=left_right of September 2025; later files have one limit."""
+
+    def found(*overrides: str) -> LoadedConfig[Any]:
+        keys = ["data.train_files=a", "++model.path=m", "engine=fsdp", *overrides]
+        return read_config("sft_trainer_engine", keys, "verl", here=True, entry=SFT)
+
+    parts = ("++data.max_prompt_length=300", "++data.max_response_length=700")
+    assert found("data.pad_mode=left_right", *parts).config.data.max_tokens == 1000
+    loaded = found("data.max_length=64", *parts)
+    assert loaded.config.data.max_tokens == 64
+    assert {"data.max_prompt_length", "data.max_response_length"} <= {one.key for one in loaded.ignored}
+    [problem] = found("data.pad_mode=left_right", "data.truncation=left").problems
+    assert problem.field == "data.truncation"
+    [problem] = found("data.pad_mode=maybe").problems
+    assert problem.field == "data.pad_mode"

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
-from posttrain.plan.batch import plan_batches
+from posttrain.config.sft import SftConfig
+from posttrain.plan.batch import ends_with_epochs, plan_batches
+from posttrain.plan.sft import plan_sft
+from posttrain.records.batch_plans import BatchPlan
 
 
 def config(**changes: Any) -> RunConfig:
@@ -118,6 +121,55 @@ def test_steps_without_data() -> None:
 def test_total_steps_beats_epochs() -> None:
     plan, _ = plan_batches(config(run__total_steps=7, run__total_epochs=3), 800)
     assert plan is not None and (plan.steps_per_epoch, plan.total_steps) == (100, 7)
+
+
+def test_whichever_comes_first_ends_a_run() -> None:
+    def planned(steps: int, rows: int | None) -> BatchPlan:
+        plan, problems = plan_batches(
+            config(
+                run__total_steps=steps,
+                run__total_epochs=3,
+                run__within_epochs=True,
+                data__prompts_per_step=8,
+                advantage__name="gae",
+            ),
+            rows,
+        )
+        assert plan is not None and not problems
+        return plan
+
+    by_epochs = planned(50, 84)
+    assert by_epochs.total_steps == 30  # 3 x (84 // 8)
+    assert by_epochs.critic is not None and by_epochs.critic.total_updates == 30
+    assert by_epochs.schedule_steps == 50  # the learning rate is that of the steps asked for, in verl
+    assert by_epochs.schedule_updates == 50 * by_epochs.updates_per_step
+    run = config(run__total_steps=50, run__total_epochs=3, run__within_epochs=True).run
+    (note,) = ends_with_epochs(run, by_epochs.total_steps)
+    assert note == (
+        "the run ends after 30 steps: these are 3 passes over the training data (run.total_epochs), and run.total_steps=50 "
+        "would be more"
+    )
+    assert planned(20, 84).total_steps == 20 and not ends_with_epochs(run, 50)
+    assert planned(50, None).total_steps == 50  # the data was not counted
+
+
+def test_epochs_of_fine_tuning_end_it_too() -> None:
+    def planned(over: str, within: bool) -> tuple[int | None, int | None]:
+        run = SftConfig.model_validate(
+            {
+                "model": {"path": "m"},
+                "data": {"train_files": ["f"], "sequences_per_step": 8},
+                "run": {"total_steps": 50, "total_epochs": 3, "within_epochs": within},
+                "policy": {"schedule_over": over},
+            }
+        )
+        plan, problems = plan_sft(run, 84)
+        assert plan is not None and not problems
+        return plan.total_steps, plan.schedule_updates
+
+    assert planned("run", within=False) == (50, 50)
+    assert planned("run", within=True) == (30, 50)
+    assert planned("epochs", within=True) == planned("epochs", within=False) == (30, 30)
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def start_critic(
 ) -> ValueEngine:
     """Build the critic, from its own weights or from the policy's starting weights with a new value head."""
     plan, critic = batches.critic, config.critic
-    assert plan is not None and plan.total_updates is not None
+    assert plan is not None and batches.schedule_steps is not None
     path = critic.path or config.model.path
     load = partial(
         load_value_model,
@@ -345,7 +345,7 @@ def start_critic(
         model,
         tokenizer,
         optimizer=critic.optimizer,
-        **rates(critic, plan.total_updates, plan.updates_per_step),
+        **rates(critic, batches.schedule_steps * plan.updates_per_step, plan.updates_per_step),
         sequences_per_micro_batch=plan.sequences_per_micro_batch_per_device,
         max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
         gradient_checkpointing=critic.gradient_checkpointing,

@@ -42,7 +42,7 @@ def start_process_reward(
     process = config.reward.process
     if process is None:
         return None
-    assert batches.total_steps is not None, "the number of steps is planned from the data"
+    assert batches.schedule_steps is not None, "the number of steps is planned from the data"
     path = process.path or config.model.path
     start = partial(_load_beside, config, path, "reward.process.path", tokenizer)
     frozen = partial(
@@ -64,7 +64,7 @@ def start_process_reward(
         model,
         tokenizer,
         optimizer=process.optimizer,
-        **rates(process, batches.total_steps * updates, updates),
+        **rates(process, batches.schedule_steps * updates, updates),
         sequences_per_micro_batch=size,
         sequences_per_scoring_batch=size,
         gradient_checkpointing=process.gradient_checkpointing,

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from posttrain.config import TrainingConfig
 from posttrain.config.checkpoint import CheckpointConfig
 from posttrain.config.roles import trained_roles
+from posttrain.config.run import RunSection
 from posttrain.errors import Problem
 
 
@@ -36,6 +37,13 @@ def saving_warnings(config: TrainingConfig) -> Iterator[str]:
     for role, learner in trained_roles(config):
         if config.checkpoint.sharded and learner.lora is not None:
             yield f"checkpoint.sharded has no effect on the {role}: its adapter is small, and the first process writes it"
+
+
+def within_epochs_warnings(run: RunSection) -> list[str]:
+    """Report within_epochs where it has no effect."""
+    if not run.within_epochs or run.total_steps is not None:
+        return []
+    return ["run.within_epochs has no effect: run.total_steps is null, so the run is all its epochs"]
 
 
 def retention_warnings(rules: CheckpointConfig) -> Iterator[str]:

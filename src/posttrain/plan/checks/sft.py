@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posttrain.config.checks.profiling import profiling_warnings
-from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
+from posttrain.config.checks.run import (
+    naming_problems,
+    resuming_problems,
+    retention_warnings,
+    saving_warnings,
+    within_epochs_warnings,
+)
 from posttrain.config.checks.tracking import tracking_warnings
 from posttrain.config.checks.training import (
     decay_problems,
@@ -81,6 +87,7 @@ def warnings_of(config: SftConfig) -> list[str]:
             if policy.schedule_over == "epochs" and config.run.total_steps is None
             else []
         ),
+        *within_epochs_warnings(config.run),
     ]
 
 

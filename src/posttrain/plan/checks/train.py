@@ -20,7 +20,13 @@ from posttrain.config.checks.process_reward import process_reward_problems
 from posttrain.config.checks.profiling import profiling_warnings
 from posttrain.config.checks.rewards import reward_problems, reward_warnings
 from posttrain.config.checks.rollout import missing_sampler, training_sampler_warnings
-from posttrain.config.checks.run import naming_problems, resuming_problems, retention_warnings, saving_warnings
+from posttrain.config.checks.run import (
+    naming_problems,
+    resuming_problems,
+    retention_warnings,
+    saving_warnings,
+    within_epochs_warnings,
+)
 from posttrain.config.checks.tracking import tracking_problems, tracking_warnings
 from posttrain.config.checks.training import missing_kernels, training_problems, training_warnings
 from posttrain.config.critic import CriticConfig
@@ -165,6 +171,7 @@ def warnings_of(config: RunConfig) -> list[str]:
     return [
         *(text for applies, text in found if applies),
         *retention_warnings(config.checkpoint),
+        *within_epochs_warnings(config.run),
         *saving_warnings(config),
         *cluster_warnings(config.placement),
         *copy_warnings(config),

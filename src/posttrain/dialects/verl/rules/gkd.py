@@ -12,6 +12,9 @@ from posttrain.dialects.verl.rules.names import ACTOR, ROLLOUT
 _TEACHER = "actor_rollout_ref.teacher"
 _MICRO, _BUDGET = f"{ACTOR}.micro_batch_size", f"{ACTOR}.max_token_len"
 _SCHEDULER = "trainer.scheduler"
+_LOSS = f"{ACTOR}.distill_loss"
+# Its losses: ours, and how the tokens outside of the list count.
+_LOSSES = {"kl": ("forward_kl", "drop"), "rkl": ("reverse_kl", "renormalize"), "jsd": ("jensen_shannon", "bucket")}
 _LISTED = 256  # --n-logprobs of the recipe's start_server.sh
 # What its trainer does not read: it scores nothing, compares no old log-probs and does not validate.
 _WITHOUT = {
@@ -64,13 +67,26 @@ def gkd(keys: Reader) -> dict[str, Any]:
     return {
         "distillation.teachers": {"teacher": {"endpoints": [f"tcp://{at}:{port}"]}},
         "distillation.enters": "loss",
-        "distillation.divergence": {"name": "forward_kl"},
+        **_loss(keys),
         "distillation.top_k": _LISTED,
-        "distillation.top_k_rest": "drop",
         "distillation.temperature": 1.0,
         "reward.terms": [],
         "policy.epochs_per_step": 1,
     }
+
+
+def _loss(keys: Reader) -> dict[str, Any]:
+    """The divergence of the recipe: its one before April 2026 is the forward KL."""
+    name, beta = get(keys, f"{_LOSS}.name", "kl").lower(), get(keys, f"{_LOSS}.beta", 0.5)
+    if name not in _LOSSES:
+        what = f"{_LOSS}.name={name} adds two divergences, and one is learned from"
+        keys.problem(what, key=f"{_LOSS}.name", fix=f"use {_LOSS}.name=kl, or rkl")
+        name = "kl"
+    if name != "jsd":
+        keys.ignore(f"{_LOSS}.beta", f"read with {_LOSS}.name=jsd only")
+    divergence, rest = _LOSSES[name]
+    settings = {"beta": beta} if name == "jsd" else {}
+    return {"distillation.divergence": {"name": divergence} | settings, "distillation.top_k_rest": rest}
 
 
 def gkd_loop(keys: Reader) -> dict[str, Any]:

@@ -32,13 +32,25 @@ _MEGATRON_ONLY = (
 )
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "muon": "muon"}
 _SGD_MOMENTUM = 0.9  # megatron-core's default
-# Megatron's own words for memory and transfers, which change no number.
+# Megatron's own words for memory, transfers and products in 8 bits, none of which change a number here.
 MEMORY_OF_MEGATRON = (
+    "barrier_with_L1_time",
+    "fp8_recipe",
+    "log_num_zeros_in_grad",
     "optimizer_cpu_offload",
     "optimizer_offload_fraction",
     "overlap_cpu_optimizer_d2h_h2d",
+    "overlap_param_gather",
+    "overlap_param_gather_with_optimizer_step",
+    "pin_cpu_grads",
+    "pin_cpu_params",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+    "store_param_remainders",
+    "use_distributed_optimizer",
     "use_precision_aware_optimizer",
+    "use_torch_optimizer_for_cpu_offload",
 )
+NO_NUMBER = "it sets how Megatron keeps and sends the optimizer's numbers, which are float32 here"
 _FSDP_ONLY = ("warmup_style", "lr_scheduler_type", "min_lr_ratio", "num_cycles")
 
 
@@ -139,7 +151,7 @@ def _further(keys: Reader, section: str, role: str) -> dict[str, Any]:
         fields[f"{role}.optimizer.eps"] = eps
     for name in given:
         if megatron and name in MEMORY_OF_MEGATRON:
-            keys.ignore(f"{key}.{name}", "it sets where Megatron keeps the optimizer's numbers, and changes none")
+            keys.ignore(f"{key}.{name}", NO_NUMBER)
             continue
         keys.problem(
             f"{name} is no argument of the optimizer that can be set here (eps, betas and momentum can)",

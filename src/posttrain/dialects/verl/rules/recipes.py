@@ -145,7 +145,8 @@ def _fully_async(keys: Reader) -> dict[str, Any]:
                 key=f"{POOL}.total_rollout_steps",
                 fix=f"use {POOL}.total_rollout_steps={step}, or more",
             )
-        fields["run.total_steps"] = max(1, total // step)
+        passes = [keys["trainer.total_epochs"], get(keys, f"{POOL}.total_epochs") or keys["trainer.total_epochs"]]
+        fields |= {"run.total_steps": max(1, total // step), "run.within_epochs": True, "run.total_epochs": min(passes)}
     if get(keys, f"{ASYNC}.compute_prox_log_prob", False):
         fields["loss.rollout_correction.use_rollout_logprobs"] = False
     elif get(keys, f"{ASYNC}.use_rollout_log_probs", True):

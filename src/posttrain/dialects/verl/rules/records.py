@@ -199,10 +199,11 @@ def trainer(keys: Reader) -> dict[str, Any]:
         if get(keys, "trainer.val_before_train", True) is False:
             what = "with trainer.val_before_train=False verl trains, although trainer.val_only is true"
             keys.problem(what, key="trainer.val_only", fix="use trainer.val_before_train=True, or val_only=False")
-    if keys["trainer.total_training_steps"] is None:
-        fields["run.total_epochs"] = keys["trainer.total_epochs"]
-    else:
-        keys.ignore("trainer.total_epochs", "trainer.total_training_steps is given")
+    fields |= {
+        "run.total_epochs": keys["trainer.total_epochs"],
+        "run.total_steps": keys["trainer.total_training_steps"],
+        "run.within_epochs": keys["trainer.total_training_steps"] is not None,
+    }
     kept = get(keys, "trainer.max_actor_ckpt_to_keep") or None
     kept = None if kept is not None and kept < 0 else kept  # 0 and -1 keep all, as null does
     if keys["trainer.remove_previous_ckpt_in_save"]:

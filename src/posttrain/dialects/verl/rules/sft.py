@@ -31,7 +31,7 @@ def sft_rules(keys: Reader) -> dict[str, Any]:
     later = is_engine(keys)
     fields = (engine_fields(keys) if later else _columns(keys) | _precision(keys)) | _dataset_class(keys)
     refuse_joint_loss(keys, "model")
-    fields |= lora(keys, "model", "policy") | _layout(keys) | _length(keys) | _cadence(keys) | trackers(keys)
+    fields |= lora(keys, "model", "policy") | _layout(keys) | _length(keys, later) | _cadence(keys) | trackers(keys)
     fields |= schedule(keys) | optimizer(keys) | _template(keys)
     if get(keys, "trainer.resume_mode") is not None:
         fields |= resume(keys)
@@ -135,9 +135,13 @@ def _layout(keys: Reader) -> dict[str, Any]:
     }
 
 
-def _length(keys: Reader) -> dict[str, Any]:
+def _length(keys: Reader, later: bool) -> dict[str, Any]:
+    """The run ends at whichever comes first. Learning rates are those of the epochs, in verl's later program of the steps."""
     steps = keys["trainer.total_training_steps"]
-    return {} if steps is None else {"run.total_steps": steps, "policy.schedule_over": "epochs"}
+    if steps is None:
+        return {}
+    length = {"run.total_steps": steps, "run.within_epochs": True}
+    return length if later else length | {"policy.schedule_over": "epochs"}
 
 
 def _cadence(keys: Reader) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.engine_schedules import OWN, ignore_others, schedule_of
 from posttrain.dialects.verl.rules.look import balanced_as_in_verl, get, without_new_ones
-from posttrain.dialects.verl.rules.optimizer import MEMORY_OF_MEGATRON, OPTIMIZERS, STYLES
+from posttrain.dialects.verl.rules.optimizer import MEMORY_OF_MEGATRON, NO_NUMBER, OPTIMIZERS, STYLES
 from posttrain.dialects.verl.strategies import MEGATRON, SHARDED, TORCHTITAN, TURBO, VEOMNI
 from posttrain.plan.engine import engine_called
 
@@ -88,7 +88,22 @@ def engine_fields(keys: Reader) -> dict[str, Any]:
         fields["policy.max_tokens_per_micro_batch"] = keys["data.max_token_len_per_gpu"]
     else:
         keys.ignore("data.max_token_len_per_gpu", "read with data.use_dynamic_bsz only")
+    fields |= _longest(keys)
     return fields | {"model.compute_dtype": DTYPES[keys["engine.dtype"]]} | masters(keys, "engine.model_dtype")
+
+
+def _longest(keys: Reader) -> dict[str, Any]:
+    """Return the longest sequence where its first prompt and the rest have limits of their own (pad_mode=left_right)."""
+    parts = ("data.max_prompt_length", "data.max_response_length")
+    if keys["data.pad_mode"] != "left_right":
+        for key in parts:
+            keys.ignore(key, "read with data.pad_mode=left_right only")
+        return {}
+    keys.ignore("data.max_length", "data.pad_mode=left_right reads max_prompt_length and max_response_length")
+    if keys["data.truncation"] != "error":
+        what = f"data.truncation={keys['data.truncation']} cuts whole sequences, at which verl stops with pad_mode=left_right"
+        keys.problem(what, key="data.truncation", fix="use data.truncation=error, or data.pad_mode=no_padding")
+    return {"data.max_tokens": sum(keys[key] for key in parts)}
 
 
 def masters(keys: Reader, key: str) -> dict[str, Any]:
@@ -226,8 +241,7 @@ def optimizer(keys: Reader) -> dict[str, Any]:
         fields["policy.optimizer.name"] = name
     for name, value in (get(keys, "optim.override_optimizer_config") or {}).items():
         if name in MEMORY_OF_MEGATRON and strategy == MEGATRON:
-            why = "it sets where Megatron keeps the optimizer's numbers, and changes none"
-            keys.ignore(f"optim.override_optimizer_config.{name}", why)
+            keys.ignore(f"optim.override_optimizer_config.{name}", NO_NUMBER)
         elif name not in ("eps", "momentum"):
             key = "optim.override_optimizer_config"
             keys.problem(f"{name} is no argument of the optimizer that can be set here (eps, momentum)", key=key)
