@@ -54,7 +54,7 @@ def dialect_of(name: str) -> Dialect:
 def examples(dialect: str) -> Iterator[Example]:
     """Every example of every row, one for each field."""
     tables = tables_of(dialect)
-    ledgers = {entry: tables.ledger().of(entry) for entry in ENTRIES}
+    ledgers = {entry: dialect_of(dialect).ledger.of(entry) for entry in ENTRIES}
     for table in tables.names:
         for row in tables.rows(table, examples=True):
             for entry in row.get("entry", "train").split():

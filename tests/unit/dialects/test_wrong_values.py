@@ -13,7 +13,7 @@ from posttrain.dialects.ledger import Key
 from posttrain.dialects.value_types import fits, parse_type, type_text
 from posttrain.errors import ConfigError, Problem
 
-from .examples import PEERS, override, read, tables_of
+from .examples import PEERS, dialect_of, override, read, tables_of
 
 EVERY = 29  # of the mapped rows: the others are of the same kinds
 ON_TWO = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[0,1]", "num_return_sequences_in_group=8")
@@ -22,7 +22,7 @@ WRONG = {"{a: 1}": {"a": 1}, "[[word]]": [["word"]]}
 
 def _rows(dialect: str) -> Iterator[tuple[str, Key, tuple[str, ...]]]:
     tables = tables_of(dialect)
-    ledgers = {entry: tables.ledger().of(entry) for entry in ENTRIES}
+    ledgers = {entry: dialect_of(dialect).ledger.of(entry) for entry in ENTRIES}
     for table in tables.names:
         for row in tables.rows(table, examples=True):
             for entry in row.get("entry", "train").split():
@@ -58,7 +58,7 @@ def test_every_key_refuses_a_value_of_another_type_by_name(dialect: str, wrong: 
     """Also those that are ignored or refused, and all at once: none hides another."""
     value = {**WRONG, "maybe": "maybe"}[wrong]
     for entry in ENTRIES:
-        keys = tables_of(dialect).ledger().of(entry).rows
+        keys = dialect_of(dialect).ledger.of(entry).rows
         # A section with keys of its own is looked at below; ROLL's students are read as other workers
         plain = [
             key
@@ -79,7 +79,7 @@ def test_every_key_refuses_a_value_of_another_type_by_name(dialect: str, wrong: 
 def test_every_key_that_is_no_users_own_has_a_type(dialect: str) -> None:
     """But for keys of a translation of verl, which are refused whatever they hold."""
     for entry in ENTRIES:
-        keys = tables_of(dialect).ledger().of(entry).rows
+        keys = dialect_of(dialect).ledger.of(entry).rows
         free = [key.name for key in keys if "*" not in key.name and key.status != "refused" and key.type is Any]
         assert free == []
 

@@ -63,21 +63,19 @@ def exact(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """One query after the other, in float64: [n, heads, dim]."""
-    query, key, value = query.double(), key.double(), value.double()
     shared = query.shape[1] // key.shape[1]
+    query = query.double()
+    key, value = (each.double().repeat_interleave(shared, dim=1) for each in (key, value))
     rows: dict[int, Tensor] = {}
     for start, tokens, prompt_start, prompt in layout.spans.tolist():
         before = torch.arange(prompt_start, prompt_start + prompt)
         for token in range(start, start + tokens):
             seen = torch.cat([before, torch.arange(start, token + 1)])[-window if window else None :]
-            heads = []
-            for head in range(query.shape[1]):
-                scores = key[seen, head // shared] @ query[token, head] * 0.2
-                scores = softcap * (scores / softcap).tanh() if softcap else scores
-                if sinks is not None:
-                    scores = torch.cat([scores, sinks[head : head + 1]])
-                heads.append(scores.softmax(0)[: len(seen)] @ value[seen, head // shared])
-            rows[token] = torch.stack(heads)
+            scores = (key[seen] * query[token]).sum(2) * 0.2  # [seen, heads]
+            scores = softcap * (scores / softcap).tanh() if softcap else scores
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[None]])
+            rows[token] = (scores.softmax(0)[: len(seen), :, None] * value[seen]).sum(0)
     return torch.stack([rows[token] for token in range(len(rows))])
 
 
