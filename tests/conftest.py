@@ -59,7 +59,7 @@ def fixed_random_states() -> None:
     if torch := sys.modules.get("torch"):
         if torch.cuda.is_available():
             torch.manual_seed(0)
-        else:  # without an accelerator torch.manual_seed keeps, for each kind of one, the text of the stack: 2 ms and 20 KiB a test
+        else:  # where there is none, torch.manual_seed keeps the text of the stack for each kind of one: 1 ms and 20 KiB a test
             torch.default_generator.manual_seed(0)
 
 

@@ -26,19 +26,18 @@ DOCUMENTS = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """What is written beside a context, and the value of one of our fields then."""
+    """What is written beside a context, and the values of our fields then."""
 
     dialect: str
     entry: str
     key: str
     override: str
     given: tuple[str, ...]
-    field: str
-    expected: Any
+    expected: dict[str, Any]  # by our field
     only_value: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dialect} {self.entry} {self.override} -> {self.field}"[:100]
+        return f"{self.dialect} {self.entry} {self.override} -> {' '.join(self.expected)}"[:100]
 
 
 def tables_of(dialect: str) -> Tables:
@@ -52,7 +51,7 @@ def dialect_of(name: str) -> Dialect:
 
 
 def examples(dialect: str) -> Iterator[Example]:
-    """Every example of every row, one for each field."""
+    """Every example of every row."""
     tables = tables_of(dialect)
     ledgers = {entry: dialect_of(dialect).ledger.of(entry) for entry in ENTRIES}
     for table in tables.names:
@@ -60,17 +59,15 @@ def examples(dialect: str) -> Iterator[Example]:
             for entry in row.get("entry", "train").split():
                 key = ledgers[entry].by_name[row["key"]]
                 for case in [row, *row.get("further", ())] if "example" in row else []:
-                    for field, expected in case["expected"].items():
-                        yield Example(
-                            dialect=dialect,
-                            entry=entry,
-                            key=key.name,
-                            override=override(dialect, key, case["example"]),
-                            given=tuple(case.get("given", ())),
-                            field=field,
-                            expected=expected,
-                            only_value="only_value" in row,
-                        )
+                    yield Example(
+                        dialect=dialect,
+                        entry=entry,
+                        key=key.name,
+                        override=override(dialect, key, case["example"]),
+                        given=tuple(case.get("given", ())),
+                        expected=case["expected"],
+                        only_value="only_value" in row,
+                    )
 
 
 def override(dialect: str, key: Key, text: str) -> str:

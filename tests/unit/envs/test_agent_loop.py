@@ -20,6 +20,8 @@ from posttrain.steps.play import play
 from says import Says
 from toy import ids, toy_tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 WHO = ({"role": "user", "content": "who"},)
 PROMPT = "Uwho$\nA"
 TOP = """

@@ -19,6 +19,8 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep
 from posttrain.records.trajectories import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 # The parts of SkyRL and Ray that a program meets, with the signatures of SkyRL in 2026.
 SKYRL = """
 import sys

@@ -17,6 +17,8 @@ from posttrain.rewards.scorer import ScorerInWorkers, start_rewards
 
 pytest.importorskip("math_verify")
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 BOMB = "\\boxed{9^{9^{9^{9}}}}"
 SLEEPS = """
 import time

@@ -21,6 +21,8 @@ from posttrain.registry import REWARDS
 from posttrain.rewards.load import load_rewards
 from posttrain.rewards.scorer import Scorer, ScorerHere, ScorerInWorkers, start_rewards
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 SOURCE = """
 import os, time
 

@@ -17,6 +17,8 @@ from posttrain.rewards.load import check_rewards, load_rewards
 from posttrain.rewards.scorer import ScorerHere, start_rewards
 from posttrain.rewards.user import load_function
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 # Token ids of a made-up vocabulary, special tokens included.
 WORDS = {0: "<|user|>", 1: "What is 5 + 7?", 2: "<|assistant|>", 3: "Five.", 4: "#### 12", 5: "<|end|>"}
 WHOLE = "<|user|>What is 5 + 7?<|assistant|>#### 12<|end|>"

@@ -24,6 +24,8 @@ from posttrain.records.trajectories import SamplingParams, StopReason, Trajector
 from posttrain.steps.episodes_in_flight import Episodes
 from posttrain.steps.in_flight import Place
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 PROMPTS = [Prompt(prompt_id=f"p{n}", token_ids=(), text="", data_source="", extra_info={"seed": n}) for n in range(2)]
 PLACES = [Place(serial, number) for serial in range(2) for number in range(2)]
 COUNTING = f"{Path(__file__).with_name('counting_env.py')}:Counting"

@@ -13,6 +13,8 @@ from posttrain.backends.environments.groups import GroupHost, SeatedHost
 from posttrain.interfaces.env import EnvEvent, EnvFailed, EnvSpec, EnvStart, EnvStep
 from posttrain.records.trajectories import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 CONFIG = {"env": {"env_name": "letters", "letters": "abcd", "seed": 7}, "data": {}}
 
 

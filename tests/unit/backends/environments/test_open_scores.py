@@ -16,6 +16,8 @@ from posttrain.backends.environments.open.journal import Journal
 from posttrain.backends.environments.processes import ProcessHost
 from posttrain.interfaces.env import EnvSpec, ScoringHost
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 WORLDS = '''
 import os, time
 from posttrain.interfaces.env import EnvAsk, EnvStart, EnvStep
