@@ -48,21 +48,23 @@ def shown(config: Section) -> dict[str, Any]:
 
 def hidden_texts(config: Section) -> list[str]:
     """The texts in a configuration that ``shown`` replaces, the longest first."""
-    plain, safe = dict(_leaves(config.model_dump(mode="json"), "")), dict(_leaves(shown(config), ""))
-    hidden = {value for field, value in plain.items() if isinstance(value, str) and value and value != safe[field]}
-    return sorted(hidden, key=len, reverse=True)
+    return sorted({value for _, value, _ in _hidden(config) if isinstance(value, str) and value}, key=len, reverse=True)
 
 
 def secret_warnings(config: Section) -> list[str]:
     """Name the fields that hold a secret in plain text, and the reference that is saved instead of each."""
-    plain, safe = dict(_leaves(config.model_dump(mode="json"), "")), dict(_leaves(shown(config), ""))
     known = {reference for _, _, reference in config.references()}
     return [
-        f"{field} holds a secret in plain text; {safe[field]} is saved and shown instead: "
-        "write that, and set the variable"
-        for field in plain
-        if plain[field] != safe[field] and safe[field] not in known
+        f"{field} holds a secret in plain text; {safe} is saved and shown instead: write that, and set the variable"
+        for field, _, safe in _hidden(config)
+        if safe not in known
     ]
+
+
+def _hidden(config: Section) -> Iterator[tuple[str, Any, Any]]:
+    """The values that ``shown`` replaces: field, value, and what is shown."""
+    plain = config.model_dump(mode="json")
+    return _differing(plain, _shown(plain, config, "", config, secret=False), "")
 
 
 def _shown(value: Any, root: Section, path: str, declared: Any, *, secret: bool) -> Any:
@@ -103,9 +105,10 @@ def _item(value: Any, key: Any) -> Any:
         return None
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _differing(value: Any, safe: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
     if items is None:
-        yield path, value
+        yield path, value, safe
     for name, inner in items or ():
-        yield from _leaves(inner, child(path, name))
+        if inner != safe[name]:
+            yield from _differing(inner, safe[name], child(path, name))
