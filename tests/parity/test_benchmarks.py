@@ -44,6 +44,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     ),
     "environments.py": ("2 2", "in flight"),
     "environments_native.py": ("--episodes 4 --turns 2 --tokens 4 --median-s 0.01", "schedule bound"),
+    "forks.py": ("CHECKOUT --arithmetic", "1 launches: 1 accepted (100%); 1 arithmetic right, 1 as it is"),
     "generate_evaluate.py": ("--rows 8 --samples 2 --tokens 4 --parts 64 --draws 0", "0 bootstrap draws"),
     "gpu.py": (
         "--device cpu --tiny --rounds 1 --sequences 4 --groups 1 --micro-batch 4 --samples 8 --tokens 4",
@@ -82,7 +83,9 @@ def test_every_benchmark_is_here() -> None:
 
 @pytest.mark.parametrize("script", SMALLEST)
 def test_it_runs_to_its_table(script: str, tiny_llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(LAUNCH)
+    place = tmp_path / "fork" if script == "forks.py" else tmp_path
+    place.mkdir(exist_ok=True)
+    (place / "run.sh").write_text(LAUNCH)
     arguments, word = SMALLEST[script]
     words = [
         {MODEL: str(tiny_llama), CHECKOUT: str(tmp_path), RUNS: str(tmp_path / "runs")}.get(each, each)

@@ -14,7 +14,7 @@ from posttrain.cli.data_sources import data_source_problems
 from posttrain.cli.hub import with_hub_data
 from posttrain.config import RunConfig
 from posttrain.config.roles import draws_no_prompts, reads_references
-from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, is_switch, read_config, takes_text
+from posttrain.dialects.detect import counts_devices, has_no_effect, is_shipped, read_config, takes_empty, takes_text
 from posttrain.dialects.entries import TRAIN, Entry
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.scripts.asks import Ask, asked
@@ -200,7 +200,7 @@ def load_request(
             takes_names=takes_text if skip_files else _none,
             counts_devices=counts_devices if here or skip_files else _none,
             devices=1 if here else MACHINE_DEVICES,
-            takes_empty=is_switch if skip_files else _none,
+            takes_empty=partial(takes_empty, drop_unknown=drop_unknown) if skip_files else _none,
         )
         arguments, notes, dialect = launch.arguments, launch.notes, dialect or launch.dialect
         asks, lost = launch.asks, launch.lost

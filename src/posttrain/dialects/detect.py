@@ -270,12 +270,17 @@ def takes_text(dialect: str, key: str) -> bool:
     return any(fits(text, row.type) for text in ("a", ["a"])) and not numbers
 
 
-def is_switch(dialect: str, key: str) -> bool:
-    """Tell whether a key is true or false, and an empty text is false: in verl, not in the typed sections of SkyRL."""
+def takes_empty(dialect: str, key: str, *, drop_unknown: bool = False) -> bool:
+    """Tell whether an empty text stands for an unset variable: in verl, where it is false under a key that is true or false,
+    and with ``drop_unknown`` under a key of no version whose name speaks of no number; not in the typed sections of SkyRL."""
+    from posttrain.dialects.own_keys import speaks_of_a_number
     from posttrain.dialects.value_types import fits
 
-    row = _ledger(dialect).find(key)
-    return dialect == "verl" and row is not None and fits(False, row.type) and not fits("", row.type)
+    ledger = _ledger(dialect)
+    row = ledger.find(key)
+    if dialect != "verl" or row is None:
+        return dialect == "verl" and drop_unknown and not ledger.is_section(key) and not speaks_of_a_number(key)
+    return fits(False, row.type) and not fits("", row.type)
 
 
 def counts_devices(dialect: str, key: str) -> bool:

@@ -30,6 +30,8 @@ COUNTS = {
     *("n", "num", "nums", "number", "numbers", "samples", "rollouts", "trajectories"),
     *("repeat", "repeats", "times", "agent", "agents", "group"),
 }
+# Words that make it a bound of something, rather than the count itself
+BOUNDS = {"max", "min", "total", "limit", "freq"}
 # Words that make it a number of devices or processes
 MACHINES = {"gpu", "gpus", "npu", "npus", "cpu", "cpus", "device", "devices", "node", "nodes", "worker", "workers"}
 # Words that make it a number of processes beside the computation: readers of rows, servers of tools
@@ -99,7 +101,7 @@ def settle(
                 unsupported.append(_to_confirm(own, known))
     if problems and not drop:
         problems = _with_the_way_on(problems, droppable)
-    counts = [own for own in keys if _is_count(own)]
+    counts = sorted(filter(_is_count, keys), key=lambda own: not BOUNDS.isdisjoint(_words(own.key)))
     return Settled(
         ignored=tuple(ignored), problems=tuple(problems), unsupported=tuple(unsupported), counts=tuple(counts)
     )
@@ -149,7 +151,11 @@ def looks_misspelt(key: str, guess: str) -> bool:
 def drops_any_value(key: str, known: Known) -> bool:
     """Return True for a key that no version has, that is no misspelling of one, and whose name speaks of no number."""
     guess = known.guess(key)
-    return known.is_own(key) and not (guess and looks_misspelt(key, guess)) and NUMBERS.isdisjoint(_words(key))
+    return known.is_own(key) and not (guess and looks_misspelt(key, guess)) and not speaks_of_a_number(key)
+
+
+def speaks_of_a_number(key: str) -> bool:
+    return not NUMBERS.isdisjoint(_words(key))
 
 
 def about_a_number(own: Own) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _SECTIONS = {
     "trainer.algorithm.policy_loss_type": ("loss.name", "trainer.algorithm"),
 }
 _CHECKOUT = "verl/trainer/ppo/core_algos.py"
+_OUTSIDE = re.compile(r"^\s*(?:import|from)\s+((?!verl\b)\w+(?:\.\w+)+)", re.MULTILINE)
 
 
 def plug_in_named(ledger: Ledger, values: dict[str, Any]) -> None:
@@ -75,6 +77,20 @@ def _places(reader: Reader) -> Iterator[str]:
         yield _CHECKOUT
     if plays_managers(reader) and Path(TRAINER).is_file():
         yield TRAINER
+    if reader.ledger.dialect == "verl":
+        yield from _beside_the_package(str(Path.cwd()))
+
+
+@lru_cache(maxsize=8)
+def _beside_the_package(folder: str) -> tuple[str, ...]:
+    """Files of a checkout that its copy of verl's package imports from outside of it, as a worker imports a recipe's losses."""
+    found: dict[str, None] = {}
+    for file in sorted((Path(folder) / "verl").rglob("*.py")):
+        for module in _OUTSIDE.findall(file.read_text(encoding="utf-8", errors="replace")):
+            path = Path(*module.split(".")).with_suffix(".py")
+            if (Path(folder) / path).is_file():
+                found[str(path)] = None
+    return tuple(found)
 
 
 def is_own(reader: Reader, row: Key, value: Any) -> bool:

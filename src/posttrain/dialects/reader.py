@@ -67,6 +67,7 @@ class Reader:
         self.slips: list[Problem] = []  # unknown keys that look like known ones, where they are no errors
         self.origins: dict[str, str] = {}
         self.bad: set[str] = set()  # keys with a problem of their own: their default stands in
+        self.left_out: set[str] = set()  # keys with an option of the user's own, whose default stands in by their word
         self.referred = composed.referred
         self.open = frozenset(composed.open)  # written as ???: their defaults stand in
         self.own: list[Own] = []  # keys that the peer does not have

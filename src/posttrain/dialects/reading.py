@@ -111,6 +111,7 @@ def _read(
         if row is None or row.status == "mapped":
             reader.problem(f"{key} must be given: ??? stands in its place", key=key)
     fields = _fields(dialect, reader, entry.name)
+    _reject_known_own_keys(reader, known)
     _leave_out_what_is_off(reader)
     words = Words(reader.ledger, reader, entry.root)
     fields = _only_what_engines_read(fields, reader, words) | _our_fields(reader)
@@ -251,15 +252,19 @@ def _settle_own_keys(reader: Reader, known: Known) -> Settled:
     for one in own:
         if one.key in refused:
             let_its_value_stand(reader, known, one)
+    return settled
+
+
+def _reject_known_own_keys(reader: Reader, known: Known) -> None:
+    """A key of the peer's among the user's own, unless its value was the user's own and is left out."""
     for key in reader.own_keys:
         row = reader.ledger.find(key)
-        if row is not None and not known.is_free(row):
+        if row is not None and not known.is_free(row) and key not in reader.left_out:
             reader.problem(
                 f"{OWN_KEYS} names {key}, which is {reader.ledger.dialect}'s and is read",
                 key=OWN_KEYS,
                 fix="take it out of the list",
             )
-    return settled
 
 
 def _read_from_files(reader: Reader) -> set[str]:

@@ -10,6 +10,7 @@ from posttrain.dialects.here import of_devices
 from posttrain.dialects.known import Known
 from posttrain.dialects.ledger import Key
 from posttrain.dialects.option_names import type_of_option
+from posttrain.dialects.own_values import left_out, way_on
 from posttrain.dialects.plugged import is_own
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.trees import parents
@@ -52,7 +53,9 @@ def right_type(reader: Reader, key: str, value: Any, row: Key) -> bool:
     if value == "":
         reader.empty(key)
         return False
-    fix = fix_of_value(value, row)
+    if left_out(reader, row, key, value):
+        return True
+    fix = way_on(reader, row, key, value) or fix_of_value(value, row)
     reader.problem(f"{key} must be {type_text(row.type)}, not {show(value)}", key=key, fix=fix)
     meant = fix.removeprefix(GUESS).strip(" ?")
     if fix.startswith(GUESS) and fits(meant, row.type):

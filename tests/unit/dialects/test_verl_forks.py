@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from posttrain.dialects.detect import read_config
@@ -61,6 +63,37 @@ def test_a_number_of_devices_is_no_number_of_responses() -> None:
     loaded = read(SIZE, f"{R}.n=1", "+data.n_gpus_per_node=8", "+agent_grpo.n=16", drop=True)
     assert "your +posttrain.data.n_gpus_per_node" not in texts(loaded) and "agent_grpo.n=16" in texts(loaded)
     assert "a group of one" not in texts(read(SIZE, "+data.n_gpus_per_node=8", drop=True))
+
+
+def test_of_counts_beside_a_group_of_one_a_bound_comes_last() -> None:
+    loaded = read(SIZE, f"{R}.n=1", "+lean.max_samples=10000", "+lean.num_samples=32", drop=True)
+    assert f"{R}.n=32" in texts(loaded)
+    assert f"{R}.n=10000" in texts(read(SIZE, f"{R}.n=1", "+lean.max_samples=10000", drop=True))
+
+
+def test_an_option_of_the_checkouts_own_is_left_out_by_its_users_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered where the checkout's code has the option; a misspelling, and an estimator, have another way on."""
+    code = tmp_path / "verl/trainer/ppo/core_algos.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("def agg_loss(mode):\n    if mode == 'token-mean-weighted':\n        return 'lead' == mode\n")
+    monkeypatch.chdir(tmp_path)
+    key, own = f"{A}.loss_agg_mode", f"{A}.loss_agg_mode=token-mean-weighted"
+    word = f"+posttrain.own_keys=[{key}]"
+    said = texts(read(SIZE, own))
+    assert "(verl/trainer/ppo/core_algos.py:2), which is not called" in said and word in said
+    loaded = read(SIZE, own, word)
+    assert not loaded.problems and loaded.config.loss.aggregation == "token_mean"
+    assert any("verl's default 'token-mean' stands in its place" in warning for warning in loaded.warnings)
+    tools = (f"{R}.name=sglang", f"{R}.multi_turn.enable=True", "data.return_raw_chat=True")
+    form = f"{R}.multi_turn.format"
+    (code.parent / "tools.py").write_text("@ToolParser.register('simple-tir')\nclass Tir: ...\n")
+    assert f"own_keys=[{form}]" in texts(read(SIZE, *tools, f"{form}=simple-tir"))
+    assert "simple-tir" not in texts(read(SIZE, *tools, f"{form}=simple-tir", f"+posttrain.own_keys=[{form}]"))
+    assert "did you mean token-mean?" in texts(read(SIZE, f"{A}.loss_agg_mode=token-maen"))
+    assert "own_keys" not in texts(read(SIZE, "algorithm.adv_estimator=lead"))
+    assert "which is verl's and is read" in texts(read(SIZE, word))  # nothing of the user's own is there
 
 
 def test_samples_of_a_fork_are_asked_for_by_verls_key() -> None:

@@ -18,6 +18,7 @@ from posttrain.dialects.scripts.guards import Guarded, code_of, guarded
 from posttrain.dialects.scripts.own_managers import DONE_HERE, handed_on, managers_of
 from posttrain.dialects.scripts.own_rewards import program_rewards, unknown_rewards
 from posttrain.dialects.scripts.own_sources import imports_of
+from posttrain.dialects.scripts.own_workers import own_workers
 from posttrain.dialects.scripts.peer_trainers import LOOP_CALLS
 from posttrain.dialects.scripts.recipes import recipe_of
 from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
@@ -179,6 +180,8 @@ def _compared(trainer: Trainer, roots: Sequence[Path], words: Sequence[str]) -> 
     plays = any(each.startswith(f"+{OUR_SECTION}.environment.name=") for each in trainer.adds)
     program = next((root / path for root in roots if (root / path).is_file()), None)
     adds = list(trainer.adds)
+    if program is not None and (workers := own_workers(program, roots)) is not None:
+        asks.append(workers)
     if program is not None and not plays:
         if program_rewards(program, roots) is not None:
             adds.append(f"+{OWN_REWARDS}='{program.absolute()}'")

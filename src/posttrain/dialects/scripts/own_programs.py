@@ -45,9 +45,10 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
         return None
     for place, word in enumerate(words):
         if (trainer := trainer_of(word)) is not None and not _is_read_by_another(words, place):
-            if trainer.dialect == "verl":
-                return place, with_loop(trainer, roots, words)
             file = _program(words, place, roots)
+            if trainer.dialect == "verl":
+                trainer = with_loop(trainer, roots, words)
+                return place, trainer if file is None else with_registered(trainer, file, words, roots)
             if file is None:
                 return place, replace(trainer, adds=(*trainer.adds, *registered_environments(None, words, roots)))
             return place, with_registered(_with_parts(trainer, file, word, tuple(roots)), file, words, roots)
@@ -55,7 +56,10 @@ def started_by(words: Sequence[str], roots: Sequence[Path]) -> tuple[int, Traine
         file = _program(words, place, roots)
         trainer = _trainer(file, word, tuple(roots)) if file is not None else None
         if trainer is not None and trainer.dialect == "verl":
-            return place, trainer if trainer.refused else with_loop_estimator(with_loop(trainer, roots, words), words)
+            if trainer.refused:
+                return place, trainer
+            trainer = with_loop_estimator(with_loop(trainer, roots, words), words)
+            return place, trainer if file is None else with_registered(trainer, file, words, roots)
         if trainer is not None and file is not None:
             return place, with_registered(trainer, file, words, roots)
     return None

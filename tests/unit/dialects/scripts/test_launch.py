@@ -361,6 +361,12 @@ def test_drop_unknown_leaves_out_own_keys_whose_value_is_unknown(tmp_path: Path)
     assert any("mine.name is left out" in text for text in loaded.warnings)
     with pytest.raises(ConfigError, match=r"\$X of line 1 is not set"):
         load_request([str(script)], None, skip_files=True)
+    # Like verl's apply_chat_template, so it is not dropped unnamed; in a shell it is empty
+    script.write_text(f"{CALL}data.train_files=a.parquet data.use_chat_template=$X")
+    loaded = load_request(
+        [str(script), "+posttrain.own_keys=[data.use_chat_template]"], None, drop_unknown=True, skip_files=True
+    )
+    assert any("and is empty in a shell" in text for text in loaded.warnings)
     script.write_text(f"{CALL}data.train_files=a.parquet mine.n_agent=$X")  # a number that may matter
     with pytest.raises(ConfigError, match=r"\$X of line 1 is not set"):
         load_request([str(script)], None, drop_unknown=True, skip_files=True)

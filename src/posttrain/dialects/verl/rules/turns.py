@@ -11,6 +11,7 @@ from yaml import YAMLError
 from posttrain.config.environment import SINGLE_TURN
 from posttrain.data.tool_forms import DEFAULT as DEFAULT_FORM
 from posttrain.dialects.env_managers import plays_managers
+from posttrain.dialects.own_values import is_left_out, way_on_without
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.verl.rules.agent_loops import LOOPS, has_loops, loops_of
 from posttrain.dialects.verl.rules.look import get
@@ -122,10 +123,12 @@ def _form(keys: Reader) -> str:
     word = asked.lower().replace("-", "_")
     found = [DEFAULT_FORM] if word in ("chatml", "qwen") else []
     found += [form for form in TOOL_FORMS.names() if word.startswith(form)]
-    if not found:
+    key = f"{TURNS}.format"
+    if not found and not is_left_out(keys, key, asked, DEFAULT_FORM):
         known = ", ".join(["hermes", *(form for form in TOOL_FORMS.names() if form != "hermes")])
         what = f"tool calls are read in the form {known}, and not {asked!r}"
-        keys.problem(what, key=f"{TURNS}.format", fix="use the form that the model's chat template writes")
+        own = way_on_without(keys, key, asked, DEFAULT_FORM)
+        keys.problem(what, key=key, fix=own or "use the form that the model's chat template writes")
     return found[0] if found else DEFAULT_FORM
 
 
