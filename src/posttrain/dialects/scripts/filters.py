@@ -13,7 +13,7 @@ Said = tuple[str, bool]  # the standard output, and True for the exit status 0
 def filtered(words: Sequence[str], text: str) -> Said | None:
     """Compute the output of a filter for its standard input; None for a program or an option that is not read here."""
     name, *rest = words
-    program = _PROGRAMS.get(name)
+    program = _PROGRAMS.get("python3" if re.fullmatch(r".*/bin/python3?(\.\d+)?", name) else name)
     return None if program is None else program(rest, text)
 
 
@@ -166,7 +166,10 @@ def _cat(rest: list[str], text: str) -> Said | None:
 
 
 def _python(rest: list[str], text: str) -> Said | None:
-    said = calculated(rest[1]) if len(rest) == 2 and rest[0] == "-c" else None
+    if rest[:1] == ["-c"] and len(rest) >= 2:
+        said = calculated(rest[1], rest[2:])
+    else:  # a program behind <<EOF
+        said = calculated(text, rest[1:]) if rest[:1] in ([], ["-"]) else None
     return None if said is None else (said, True)
 
 

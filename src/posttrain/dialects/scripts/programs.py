@@ -17,6 +17,7 @@ from posttrain.dialects.scripts.state import HOLE, Shell
 def output_of(shell: Shell, words: list[str]) -> str | None:
     """The standard output of a program; None for a program that would have to run."""
     name, *rest = words
+    name = "python3" if re.fullmatch(r".*/bin/python3?(\.\d+)?", name) else name
     plain = [word for word in rest if not word.startswith("-")]
     match name:
         case "echo":
@@ -51,8 +52,8 @@ def output_of(shell: Shell, words: list[str]) -> str | None:
                 return None
             numbers = range(int(plain[0]) if len(plain) > 1 else 1, int(plain[-1]) + 1)
             return "".join(f"{number}\n" for number in numbers)
-        case "python" | "python3" if rest[:1] == ["-c"] and len(rest) == 2:
-            return calculated(rest[1])
+        case "python" | "python3" if rest[:1] == ["-c"] and len(rest) >= 2:
+            return calculated(rest[1], rest[2:])
         case "awk" | "gawk" if len(rest) == 1:
             return in_awk(rest[0])
         case "mkdir" | "true" | ":" | "false" | "export" | "set":

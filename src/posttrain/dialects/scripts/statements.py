@@ -69,7 +69,10 @@ def statement(shell: Shell, node: Node) -> Truth:
 def _redirected(shell: Shell, node: Node) -> Truth:
     kept, shell.output = shell.output, shell.output if shell.output is None else []
     inner = node.child_by_field_name("body")
+    piped = shell.piped
+    shell.piped = next((text for child in node.children if (text := _here_document(child)) is not None), piped)
     status = statement(shell, inner) if inner is not None else True
+    shell.piped = piped
     captured, shell.output = shell.output, kept
     away = [child for child in node.children if child.type == "file_redirect" and re.match(r"1?>|&>", source(child))]
     for child in away:
@@ -80,6 +83,16 @@ def _redirected(shell: Shell, node: Node) -> Truth:
     if kept is not None and not away:
         kept.extend(captured or [])
     return status
+
+
+def _here_document(node: Node) -> str | None:
+    """The text of ``<<EOF`` that a shell passes as it is; None for another redirection, and for one with expansions."""
+    if node.type != "heredoc_redirect":
+        return None
+    start = next((source(child) for child in node.children if child.type == "heredoc_start"), "")
+    body = next((source(child) for child in node.children if child.type == "heredoc_body"), "")
+    quoted = start[:1] in ("'", '"', "\\")
+    return body if quoted or not re.search(r"[$`\\]", body) else None
 
 
 def _pipeline(shell: Shell, node: Node) -> Truth:
