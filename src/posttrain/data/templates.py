@@ -47,6 +47,12 @@ def check_template(
     return problems
 
 
+def _home_of(tokenizer: Any) -> str:
+    """The folder that a tokenizer and its own template come from, for a message; "" where it is not known."""
+    folder = getattr(tokenizer, "name_or_path", "")
+    return f" (the tokenizer's own is in {folder})" if folder else ""
+
+
 def apply_template(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
@@ -154,7 +160,7 @@ def render(
         raise ModelError(
             Problem(
                 f"the chat template cannot be read: {error.message}, in its line {error.lineno}",
-                fix="name another Jinja file with model.chat_template_file",
+                fix=f"mend it{_home_of(tokenizer)}, or name another Jinja file with model.chat_template_file",
                 field="model.chat_template_file",
             )
         ) from error

@@ -22,6 +22,7 @@ from posttrain.run.health import NO_SIGNAL, WATCHED, Watched
 from posttrain.run.samples import write_samples
 from posttrain.run.step_ends import due
 from posttrain.run.token_values import TokenTexts
+from posttrain.steps.failures import counted, examples, failures_of
 from posttrain.steps.measure import measure, staleness_metrics
 from posttrain.steps.rl_step import AnySelection, StepResult, collect, sample_groups, train_on
 from posttrain.steps.row_numbers import RowNumbers, numbers_of_rows
@@ -139,6 +140,7 @@ def finish_step(
         updates=done.learned.stats.updates,
         longest=longest_first(done.selection.groups),
         if_idle=no_update_message(number, done.scored.sequences.sample_ids),
+        invalid=invalid_message(done.selection.groups),
     )
 
 
@@ -204,6 +206,16 @@ def longest_first(groups: Sequence[ScoredGroup]) -> list[str]:
     """The sample ids of a step, longest response first: these show best what went wrong."""
     trajectories = [trajectory for group in groups for trajectory in group.group.trajectories]
     return [one.sample_id for one in sorted(trajectories, key=lambda one: len(one.token_ids), reverse=True)]
+
+
+def invalid_message(groups: Sequence[ScoredGroup]) -> str:
+    """Responses without a valid reward, by reason and with examples; "" where all have one."""
+    failures = failures_of(groups)
+    if not failures:
+        return ""
+    responses = sum(len(group.outcomes) for group in groups)
+    what = f"{len(failures)} of {responses} responses have no valid reward and are left out ({counted(failures)})"
+    return f"{what}:\n{examples(failures)}"
 
 
 def no_update_message(step: int, sample_ids: Sequence[str]) -> str:

@@ -60,6 +60,7 @@ class StepReport:
     updates: int  # made by the model that made fewest of them
     longest: Sequence[str]  # names of its samples, the longest first: these show best what went wrong
     if_idle: str  # where to look when the step made no update
+    invalid: str = ""  # which responses have no valid reward, and why
 
 
 Turns = Generator[tuple[int, Clock], StepReport, None]
@@ -147,7 +148,7 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
         if gives_up:
             what = f"{progress.idle_steps} steps in a row made no update (step {step} was the last)"
             raise RunStopped("\n".join([f"{what}: {done.if_idle}", *notices]))
-        for alarm in health.look(step, metrics, done.longest, place=body.samples_place):
+        for alarm in health.look(step, metrics, done.longest, place=body.samples_place, invalid=done.invalid):
             trackers.message(alarm)
         if plan.export_folder and (due(step, plan.export_every) or (last and plan.export_every)):
             exported = export_models(plan.export_folder, step, progress.policy, progress.critic)

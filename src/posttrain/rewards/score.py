@@ -31,7 +31,7 @@ NOT_FINITE = (
 # A batched term returned no list, or a list whose length is not the number of responses.
 WRONG_LENGTH = "wrong_length"
 
-_NO_SCORE = object()
+MOST_NAMES = 8  # of a mapping without a score, in its message
 LARGEST = float(np.finfo(np.float32).max)
 PLAIN_ANSWER = "\n\n\\boxed{0}"  # a response that takes no time to compare with any reference
 LONGEST_TEXT = 1000  # characters of a text logged beside a score
@@ -282,7 +282,11 @@ def _call_term(name: str, call: Callable[[], Any]) -> tuple[Any] | Invalid:
 def _value(result: Any, term: Term) -> TermAnswer:
     if term.first and isinstance(result, (tuple, list)) and result:
         result = result[0]
-    score = result.get("score", _NO_SCORE) if isinstance(result, Mapping) else result
+    if isinstance(result, Mapping) and "score" not in result:
+        held = ", ".join(str(key) for key in [*result][:MOST_NAMES]) or "nothing"
+        what = f'{term.called}: returned a mapping without "score", which holds {held}; a number is expected there'
+        return Invalid(NOT_A_NUMBER, what)
+    score = result["score"] if isinstance(result, Mapping) else result
     value = _number(_single(score), term.called)
     if isinstance(value, Invalid):
         return value
@@ -335,8 +339,6 @@ def _describe(error: BaseException) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return "None"
-    if value is _NO_SCORE:
-        return 'a mapping without "score"'
     if isinstance(value, str):
         return f"the text {value[:80]!r}"
     return f"a {type(value).__name__}"

@@ -14,6 +14,7 @@ SILENCE = 20  # steps before the same alarm is raised again
 GRADIENT = "policy/grad_norm"
 REWARD = "reward/mean"
 NO_SIGNAL = "group/no_signal_share"
+_INVALID = "responses without a valid reward"
 FEW = 3  # steps whose mean reward says where a run began, and where it is
 
 # The step's value, those of the steps before (oldest first), and whether it is alarming.
@@ -146,22 +147,28 @@ class Health:
         self._best = -math.inf
 
     def look(
-        self, step: int, metrics: Mapping[str, float], sample_ids: Sequence[str], place: str | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        sample_ids: Sequence[str],
+        place: str | None = None,
+        invalid: str = "",
     ) -> list[str]:
         """Return the alarms about this step, a sentence each.
 
         Args: its metrics; ids of some of its samples, those first that a person should look at; and the file that holds
-            them, by default the step's samples.
+            them, by default the step's samples; and its responses without a valid reward, with their reasons.
         """
         place = place or f"samples/step_{step}.jsonl"
         improving = self._improving(metrics.get(REWARD))
         alarms = []
+        if invalid and self._is_due(step, _INVALID):
+            alarms.append(f"step {step}: {invalid}")
         for watched in self._watched:
             value = metrics.get(watched.metric)
             alarming = value is not None and watched.alarming(value, self._before[watched.metric])
             alarming = alarming and not (watched.unless_improving and improving)
-            if alarming and step - self._raised.get(watched.what, -SILENCE) >= SILENCE:
-                self._raised[watched.what] = step
+            if alarming and self._is_due(step, watched.what):
                 alarms.append(
                     f"step {step}: {watched.what}: {watched.metric} is {value:.4g}{self._usual(watched.metric)}. Usual causes: "
                     f"{watched.causes}. Look at {', '.join(sample_ids[:3])} in {place}"
@@ -170,6 +177,13 @@ class Health:
             if name != GRADIENT or metrics[name]:  # steps without signal have none: the next one's is no jump
                 self._before[name].append(metrics[name])
         return alarms
+
+    def _is_due(self, step: int, what: str) -> bool:
+        """Return True where an alarm has not been raised for SILENCE steps, and take it as raised."""
+        if step - self._raised.get(what, -SILENCE) < SILENCE:
+            return False
+        self._raised[what] = step
+        return True
 
     def _improving(self, reward: float | None) -> bool:
         """Return True when the mean reward of the last steps is above that of the first ones and keeps most of the best rise."""

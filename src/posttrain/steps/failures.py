@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from posttrain.records.trajectories import Invalid
+from posttrain.records.trajectories import Invalid, ScoredGroup
 
 Failure = tuple[str, Invalid]  # of a sample id
 MOST = 10  # examples
+
+
+def failures_of(groups: Sequence[ScoredGroup]) -> list[Failure]:
+    """Return the responses of scored groups that have no valid reward, in order."""
+    return [
+        (trajectory.sample_id, outcome)
+        for group in groups
+        for trajectory, outcome in group.pairs
+        if isinstance(outcome, Invalid)
+    ]
 
 
 def counted(failures: Sequence[Failure]) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from posttrain.errors import RunStopped
 from posttrain.interfaces.reward import GroupScorer, RewardModel
 from posttrain.records.plans import JudgePlan
-from posttrain.records.trajectories import Invalid, ScoredGroup, TrajectoryGroup
+from posttrain.records.trajectories import ScoredGroup, TrajectoryGroup
 from posttrain.steps.added_rewards import judged, with_environment, with_model
-from posttrain.steps.failures import counted, examples
+from posttrain.steps.failures import counted, examples, failures_of
 
 
 class TooManyInvalid(RunStopped):
@@ -55,12 +55,7 @@ def score(
 
 def check_invalid_share(scored: list[ScoredGroup], max_invalid_share: float) -> None:
     """Raises: TooManyInvalid, with the reasons and some responses of each."""
-    failures = [
-        (trajectory.sample_id, outcome)
-        for group in scored
-        for trajectory, outcome in group.pairs
-        if isinstance(outcome, Invalid)
-    ]
+    failures = failures_of(scored)
     responses = sum(len(group.outcomes) for group in scored)
     if not failures or len(failures) <= max_invalid_share * responses:
         return

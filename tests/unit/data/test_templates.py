@@ -64,3 +64,6 @@ def test_a_template_that_is_none_is_the_models_fault_and_not_a_rows(tokenizer):
     broken.chat_template = "{% for message in messages %}\n{{ message.content }}"
     with pytest.raises(ModelError, match=r"the chat template cannot be read: .*endfor.*, in its line \d"):
         apply_template(broken, [{"role": "user", "content": "a"}], {})
+    broken.name_or_path = "/models/mine"
+    with pytest.raises(ModelError, match=r"mend it \(the tokenizer's own is in /models/mine\)"):
+        apply_template(broken, [{"role": "user", "content": "a"}], {})

@@ -111,6 +111,20 @@ def test_both_sizes_and_none_under_a_token_budget() -> None:
     assert {f"{A}.ppo_micro_batch_size", f"{A}.ppo_micro_batch_size_per_gpu"} <= told
 
 
+def test_passes_without_gradient_share_the_smaller_budget_and_say_so() -> None:
+    sizes = (
+        *EXAMPLE,
+        f"{A}.use_kl_loss=True",
+        f"{A}.use_dynamic_bsz=True",
+        f"{A}.ppo_max_token_len_per_gpu=4096",
+        f"{R}.log_prob_max_token_len_per_gpu=8192",
+    )
+    loaded = read(*sizes)
+    assert not loaded.problems and loaded.config.reference.max_tokens_per_micro_batch == 4096
+    told = {one.key: one.reason for one in loaded.ignored}
+    assert "the smaller of the two sizes, 4096" in told[f"{R}.log_prob_max_token_len_per_gpu"]
+
+
 def test_a_shared_sequence_has_the_budget_of_both_devices() -> None:
     """512 + 512 = 1024 tokens do not fit into 600, and fit into 2 x 600."""
     sizes = (

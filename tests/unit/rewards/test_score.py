@@ -82,7 +82,11 @@ def test_what_counts_as_a_number(result, value):
         ((1.0, "why"), "not_a_number", "t0: returned a tuple; a number is expected"),
         (np.array([1.0, 2.0]), "not_a_number", "t0: returned a ndarray; a number is expected"),
         (1j, "not_a_number", "t0: returned a complex; a number is expected"),
-        ({"acc": 1.0}, "not_a_number", 't0: returned a mapping without "score"; a number is expected'),
+        (
+            {"acc": 1.0},
+            "not_a_number",
+            't0: returned a mapping without "score", which holds acc; a number is expected there',
+        ),
         ({"score": None}, "not_a_number", "t0: returned None; a number is expected"),
         (math.nan, "not_finite", "t0: returned nan"),
         (-math.inf, "not_finite", "t0: returned -inf"),

@@ -198,3 +198,12 @@ def test_the_first_gradient_after_steps_without_signal_is_no_jump() -> None:
         alarm for step, norm in enumerate(norms) for alarm in health.look(step, {"policy/grad_norm": norm}, IDS)
     ] == []
     assert len(health.look(99, {"policy/grad_norm": 60.0}, IDS)) == 1
+
+
+def test_responses_without_a_reward_are_told_once_in_a_while() -> None:
+    health = Health()
+    invalid = "2 of 8 responses have no valid reward and are left out (exception 2):\n  a/0 and 1 more: exception: f: r.py:2: odd"
+    told = [health.look(step, {}, ["a"], invalid=invalid) for step in range(1, 25)]
+    assert [step for step, alarms in enumerate(told, 1) if alarms] == [1, 21]
+    assert told[0] == [f"step 1: {invalid}"]
+    assert Health().look(1, {}, ["a"]) == []

@@ -9,6 +9,7 @@ import torch
 
 from batches import train_batch
 from posttrain.backends.train.local import LocalTrainEngine
+from posttrain.loops.rl_sync import invalid_message
 from posttrain.models.loading import load_causal_lm
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Invalid, Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
@@ -52,6 +53,13 @@ def test_it_is_never_scored_and_counts_among_the_invalid() -> None:
     assert length_metrics([group])["response/length_mean"] == 1.0  # (2 + 0 + 1) / 3
     with pytest.raises(TooManyInvalid, match="not_sampled 1"):
         score([GROUP], Generous(), max_invalid_share=0.3)  # type: ignore[arg-type]
+
+
+def test_a_step_that_goes_on_tells_which_failed_and_why() -> None:
+    assert invalid_message(scored()) == (
+        "1 of 3 responses have no valid reward and are left out (not_sampled 1):\n  p:0/1: not_sampled: no response within 1 s"
+    )
+    assert invalid_message([]) == ""
 
 
 def test_it_has_no_part_in_the_batch_and_the_log_probs(tiny_llama: Path, tmp_path: Path) -> None:

@@ -382,5 +382,9 @@ def _forward_only(keys: Reader, layout: Layout, *, has_reference: bool) -> dict[
     if sizes:
         fields["reference.sequences_per_micro_batch_per_device"] = min(sizes)
     if len(budgets) == len(sections):
-        fields["reference.max_tokens_per_micro_batch"] = min(budgets)
+        fields["reference.max_tokens_per_micro_batch"] = least = min(budgets)
+        for section, budget in zip(sections, budgets, strict=True):
+            if budget > least:
+                reason = f"passes without gradient share the smaller of the two sizes, {least}; it changes memory and speed only"
+                keys.ignore(f"{section}.log_prob_max_token_len_per_gpu", reason)
     return fields
