@@ -156,7 +156,8 @@ class ScorerInWorkers:
         return found
 
     def _resolve(self, scorable: Sequence[Future[bool]], prompt: Prompt, number: int, reply: Reply) -> None:
-        answers = _answers(reply, self._counting(prompt))
+        counting = self._counting(prompt)
+        answers = _answers(reply, counting, self._named(counting))
         failed = any(isinstance(answer, Invalid) for answer in answers.values())
         failed = failed and not self._overran(reply, prompt)
         if scorable[number].set_running_or_notify_cancel():
@@ -267,9 +268,10 @@ class ScorerInWorkers:
         if overran:
             asked_again = self._submit(group, overran, self._read(group), plain_answer=True)
             again = dict(zip(overran, asked_again.all(), strict=True))
-        found = [_answers(reply, counting) for reply in replies]
+        named = self._named(counting)
+        found = [_answers(reply, counting, named) for reply in replies]
         for number, second in again.items():
-            plain = _answers(second, counting)
+            plain = _answers(second, counting, named)
             if not any(isinstance(answer, Invalid) for answer in plain.values()):
                 zero = TermValue(0.0, texts=(("overrun", _detail(replies[number])),))
                 found[number] = {index: zero if self._terms[index].calculates else plain[index] for index in plain}
@@ -279,6 +281,10 @@ class ScorerInWorkers:
         """Return the terms that are not batched and count for a prompt, by their index."""
         source = prompt.data_source
         return {index for index, term in enumerate(self._terms) if not term.batched and term.counts_for(source)}
+
+    def _named(self, counting: Set[int]) -> str:
+        """The names of terms in a message."""
+        return ", ".join(self._terms[index].called for index in sorted(counting))
 
     def _overran(self, reply: Reply, prompt: Prompt) -> bool:
         """Return True when computer algebra may have exceeded a limit, and that scores 0."""
@@ -290,8 +296,9 @@ class ScorerInWorkers:
         )
 
 
-def _answers(reply: Reply, counting: Set[int]) -> dict[int, SentAnswer]:
-    """Return the answers of the terms that count and are not batched; the failure of a worker is the answer of each."""
+def _answers(reply: Reply, counting: Set[int], named: str) -> dict[int, SentAnswer]:
+    """Return the answers of the terms that count and are not batched; the failure of a worker is the answer of each, and names
+    them where it had no time to."""
     if isinstance(reply, Answer):
         try:
             answers = {int(index): answer_of(values) for index, values in reply.value}
@@ -301,7 +308,8 @@ def _answers(reply: Reply, counting: Set[int]) -> dict[int, SentAnswer]:
             pass
         failed = Invalid(CRASHED, "the worker's answer is not one")
     else:
-        failed = Invalid(reply.reason, reply.detail)
+        late = reply.reason == TIMEOUT
+        failed = Invalid(reply.reason, f"{named}: {reply.detail} (reward.timeout_s)" if late else reply.detail)
     return dict.fromkeys(counting, failed)
 
 

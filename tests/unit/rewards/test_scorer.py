@@ -314,3 +314,9 @@ def test_a_group_that_was_begun_for_a_later_step_is_scored_once(start: Any, path
     assert [outcome.value for outcome in scorer.score([later])[0]] == [1.0]
     scorer.forget([dropped])
     assert scorer._begun == {} and scorer._kept == set()
+
+
+def test_a_function_that_does_not_answer_in_time_is_named(start: Any, path: str) -> None:
+    [[outcome]] = start({"name": "compute_score", "path": path}, timeout_s=0.3).score([group("a", "waits")])
+    assert isinstance(outcome, Invalid) and outcome.reason == "timeout"
+    assert outcome.detail == "compute_score: no answer within 0.3 s (reward.timeout_s)"
