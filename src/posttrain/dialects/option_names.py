@@ -82,13 +82,23 @@ _ANY = "any"
 @cache
 def options_of(section: str) -> Mapping[str, str]:
     """The known options below a section, by the end of its name, with the texts of their types; none for another section. One
-    that two libraries take as different types is ``any``."""
+    that two libraries take as different types may be of either."""
     found: dict[str, str] = {}
     for ending, names in _LISTS.items():
         if re.search(rf"(^|[._])({ending})$", section):
             for option, type in (each for name in names for each in _options()[name].items()):
-                found[option] = type if found.get(option, type) == type else _ANY
+                found[option] = _either(found.get(option, type), type)
     return found
+
+
+def _either(one: str, other: str) -> str:
+    """The text of the type of what fits one type or the other."""
+    parts = dict.fromkeys([*one.split(" | "), *other.split(" | ")])
+    return (
+        _ANY
+        if _ANY in parts
+        else " | ".join([*(part for part in parts if part != "null"), *(["null"] * ("null" in parts))])
+    )
 
 
 def type_of_option(key: str, value: object) -> object:

@@ -31,6 +31,7 @@ from posttrain.dialects.own_keys import (
 from posttrain.dialects.plugged import plug_in_named, read_by_own
 from posttrain.dialects.reader import HYDRA_CLASS, Dialect, Reader, same
 from posttrain.dialects.sections import reject_no_section, reject_sections
+from posttrain.dialects.theirs import in_their_names, problems_in_their_names
 from posttrain.dialects.trees import nested, parents, value_at
 from posttrain.dialects.value_checks import right_option, right_type
 from posttrain.dialects.value_types import fits, type_text
@@ -76,12 +77,15 @@ def read_dialect(
         return Reader(ledger, composed, skip_files=skip_files, here=here, drops=drop_unknown)
 
     label = f"{dialect.name}@{version}" if version else dialect.name
-    loaded = _read(dialect, reader(), composed, known, entry, label)
-    if not (loaded.problems and loaded.slips):
-        return loaded
-    # Problems may only follow from misspelt keys, whose defaults stand in
-    again = _read(dialect, reader(), composed, known, entry, label, meant=True)
-    return loaded if {*loaded.problems} < {*again.problems} else again
+    try:
+        loaded = _read(dialect, reader(), composed, known, entry, label)
+        if loaded.problems and loaded.slips:
+            # Problems may only follow from misspelt keys, whose defaults stand in
+            again = _read(dialect, reader(), composed, known, entry, label, meant=True)
+            loaded = loaded if {*loaded.problems} < {*again.problems} else again
+    except ConfigError as error:
+        raise ConfigError(problems_in_their_names(error.problems, composed.names)) from None
+    return in_their_names(loaded, composed.names)
 
 
 def _read(

@@ -29,9 +29,11 @@ def test_every_type_is_one() -> None:
         assert all(fits(None, parse_type(text)) for text in options.values())
 
 
-def test_an_option_of_two_libraries_with_two_types_is_of_any() -> None:
+def test_an_option_of_two_libraries_with_two_types_is_of_either() -> None:
     both = options_of("generator.engine_init_kwargs")
     assert both["max_num_seqs"] == "int | null" and both["mem_fraction_static"] == "float | null"
+    # vLLM takes several, SGLang one
+    assert both["served_model_name"] == "text | list of text | null"
     assert options_of("actor_rollout_ref.model.my_arguments") == {}
     # 0 and 1 are numbers and truth values
     assert fits(1, type_of_option("x.engine_kwargs.vllm.enforce_eager", 1))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from posttrain.cli.request import load_request
 from posttrain.config import RunConfig
+from posttrain.dialects.entries import ENTRIES
 from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
@@ -438,6 +439,39 @@ def test_students_are_actors_and_make_the_run_one_of_distillation_alone() -> Non
     assert config.distillation.teachers["teacher"].path == "big" and config.distillation.enters == "advantage"
     (problem,) = load("is_pure_opd=true", "use_opd=true", "teacher.model_args.model_name_or_path=big").problems
     assert "both true" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("student_train.training_args.learning_rate=maybe",), "student_train.training_args.learning_rate must be float, not 'maybe'"),
+        (("student_train.model_args=3",), "student_train.model_args must be a section, not 3"),
+        (("student_infer=[[a]]",), "student_infer must be a section, not a list of 1"),
+        (("student_train.training_args.learning_rate=-1",), "lr must be above 0, not -1"),
+    ],
+)  # fmt: skip
+def test_a_student_s_keys_are_reported_under_their_own_names(given: tuple[str, ...], said: str) -> None:
+    loaded = load("student_train.data_args.file_name=a.jsonl", "teacher.model_args.model_name_or_path=big", *given)
+    assert [one.what.partition(" (")[0] for one in loaded.problems] == [said]
+    assert not any("actor_" in str(one) for one in loaded.problems)
+    assert {one.field for one in loaded.problems} == {given[0].partition("=")[0]}
+    assert loaded.key("policy.optimizer.lr") == "student_train.training_args.learning_rate"
+
+
+def test_the_student_of_texts_is_reported_under_its_own_name() -> None:
+    file_names = "student.data_args.file_name=a.jsonl"
+    found = read_dialect(
+        DIALECT, None, ["teacher_pretrain=m", file_names, "student_pretrain=[[word]]"], entry=ENTRIES["sft"]
+    )
+    assert "student_pretrain must be text | null, not a list of 1" in [one.what for one in found.problems]
+    assert "student_pretrain" in [one.field for one in found.problems]
+
+
+@pytest.mark.parametrize("word", ["maybe", "ture", "yes please"])
+def test_a_word_that_is_no_folder_is_no_checkpoint(word: str) -> None:
+    [problem] = load(f"resume_from_checkpoint={word}").problems
+    assert problem.field == "resume_from_checkpoint"
+    assert problem.what == f"resume_from_checkpoint is {word!r}, neither true nor false, and there is no such folder"
 
 
 def test_fp16_trains_in_bf16_and_says_so() -> None:

@@ -53,6 +53,8 @@ class Composed:
     holders: Mapping[str, str] = field(default_factory=dict)
     # Environment variables that are not set, and whose names stand for their values.
     unset: tuple[str, ...] = ()
+    # Sections that a dialect reads under another name -> their own names.
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def compose(

@@ -35,6 +35,7 @@ def as_actors(composed: Composed) -> Composed:
         open=tuple(map(_renamed, composed.open)),
         missing=tuple(map(_renamed, composed.missing)),
         referred=frozenset(map(_renamed, composed.referred)),
+        names={NAMES[section]: section for section in written},
     )
 
 

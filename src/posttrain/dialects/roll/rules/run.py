@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.metric_names import tracking
@@ -172,6 +173,10 @@ def records(keys: Reader) -> dict[str, Any]:
     resume = keys["resume_from_checkpoint"]
     if isinstance(resume, str):
         fields["run.resume_path"] = resume
+        if "/" not in resume and not Path(resume).is_dir():
+            what = f"resume_from_checkpoint is {resume!r}, neither true nor false, and there is no such folder"
+            fix = "write true for the run's newest checkpoint, or the path of a global_step_N folder"
+            keys.problem(what, key="resume_from_checkpoint", fix=fix)
     fields["run.resume"] = "never" if resume is False else "auto"
     if keys.written("output_dir"):
         fields["run.folder"] = f"{keys['output_dir'].rstrip('/')}/{keys['exp_name']}"
