@@ -81,6 +81,9 @@ class EnvironmentConfig(Section):
     one environment in named; false: over all of the step."""
     sample_per_turn: bool = False
     """Train on every turn as a sample of its own, with what was before it as its prompt; false trains on an episode as one."""
+    reward_of: Literal["episode", "last_sample", "last_turn"] = "episode"
+    """Turns whose rewards count: those of the whole episode; those in its last training sample (with sample_per_turn, the last
+    turn's); or the last turn's alone. The others are left out of rewards, advantages and scores."""
     turn_is_response: bool = False
     """Count every turn, a sample of its own, as a response with the reward of its episode, less the turn's penalty. Groups
     compare turns, mini-batches hold as many turns as they would responses, and a step has as many updates as its turns make."""

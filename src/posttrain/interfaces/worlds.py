@@ -72,6 +72,9 @@ class TurnWriter(Protocol):
         ...
 
 
+RewardOf = Literal["episode", "last_sample", "last_turn"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRules:
     """Limits of every episode of a run."""
@@ -82,6 +85,7 @@ class EpisodeRules:
     max_sequence_tokens: int | None = None  # of a prompt with all turns and observations; limits the next turn
     max_turns: int | None = None  # None: the environment ends the episode, or the context does
     sample_per_turn: bool = False  # every turn is a training sample, with the conversation before it as its prompt
+    reward_of: RewardOf = "episode"  # turns whose rewards count
     # Handling of a template that edits earlier turns.
     changed_history: Literal["split", "refuse", "append"] = "split"
 

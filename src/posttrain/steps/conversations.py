@@ -152,6 +152,7 @@ class Conversations:
         named = [replace(sample, sample_id=f"{self.sample_id}#{place}") for place, sample in enumerate(samples)]
         return trajectory_of(
             named or Episode(self.prompt, self.sample_id, self.writer, self.rules).samples(),
+            reward_of=self.rules.reward_of,
             sample_id=self.sample_id,
             stop_reason=self.stop_reason,
             env_stop=self.env_stop,

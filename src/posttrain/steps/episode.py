@@ -10,7 +10,7 @@ from posttrain.data.chat_api import content_of
 from posttrain.data.tool_forms.written import assistant
 from posttrain.interfaces.env import TOO_LONG, EnvStart, EnvStep, Message, Tool
 from posttrain.interfaces.rollout_engine import Request
-from posttrain.interfaces.worlds import EpisodeRules, SampledTurn, TurnWriter
+from posttrain.interfaces.worlds import EpisodeRules, RewardOf, SampledTurn, TurnWriter
 from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import OwnDraws, StopReason, Trajectory, Turn, VersionSpan
@@ -227,6 +227,7 @@ class Episode:
         self.metrics |= metrics or {}
         return trajectory_of(
             self.samples(),
+            reward_of=self.rules.reward_of,
             sample_id=self.sample_id,
             stop_reason=self.stop_reason,
             env_stop=self.env_stop,
@@ -292,6 +293,7 @@ class Episode:
 def trajectory_of(
     samples: Sequence[Trajectory],
     *,
+    reward_of: RewardOf = "episode",
     sample_id: str,
     stop_reason: StopReason,
     env_stop: str,
@@ -299,7 +301,8 @@ def trajectory_of(
     lost: EpisodeLost | None,
     close_failure: str,
 ) -> Trajectory:
-    """The samples of an episode as one trajectory; with ``lost``, a failed one."""
+    """The samples of an episode as one trajectory, with the rewards that count; with ``lost``, a failed one."""
+    samples = _counted(samples, reward_of)
     turns = [turn for sample in samples for turn in sample.turns]
     rewards = [turn.reward for turn in turns if turn.reward is not None]
     reason, detail = lost.args if lost else ("", "")
@@ -317,6 +320,24 @@ def trajectory_of(
         env_metrics=tuple(sorted(metrics.items())),
         close_failure=close_failure,
     )
+
+
+def _counted(samples: Sequence[Trajectory], reward_of: RewardOf) -> Sequence[Trajectory]:
+    """The samples with the rewards of turns that do not count as zeros."""
+    if reward_of == "episode":
+        return samples
+    *before, last = samples
+    counting = 1 if reward_of == "last_turn" else len(last.turns)
+    rest = len(last.turns) - counting
+    return [*map(_unrewarded, before), replace(last, turns=(*_zeros(last.turns[:rest]), *last.turns[rest:]))]
+
+
+def _unrewarded(sample: Trajectory) -> Trajectory:
+    return replace(sample, turns=_zeros(sample.turns))
+
+
+def _zeros(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    return tuple(turn if turn.reward is None else replace(turn, reward=0.0) for turn in turns)
 
 
 def version_spans(turns: Sequence[Turn]) -> tuple[VersionSpan, ...]:

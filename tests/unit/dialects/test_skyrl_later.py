@@ -125,6 +125,14 @@ def test_a_sample_for_every_turn_under_both_names(written: tuple[str, ...], per_
     asked = read(f"{G}.max_turns=3", f"{G}.batched=false", f"{G}.use_conversation_multi_turn=true", *written)
     environment = asked.config.environment
     assert (environment.sample_per_turn, environment.changed_history) == (per_turn, history)
+    assert environment.reward_of == "last_sample"
+
+
+def test_a_whole_history_written_again_has_the_reward_of_its_last_turn(tmp_path: Path) -> None:
+    given = (f"{G}.max_turns=3", f"{G}.batched=false", f"{G}.use_conversation_multi_turn=true")
+    assert read(*given).config.environment.reward_of == "episode"
+    own = read(*given, f"{G}.chat_template.source=file", f"{G}.chat_template.name_or_path={tmp_path}/t.jinja")
+    assert own.config.environment.reward_of == "last_turn"
 
 
 def test_nothing_else_is_reported_for_the_default_of_a_misspelt_key() -> None:

@@ -14,6 +14,7 @@ from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
 from posttrain.envs.skyrl_agent import skyrl_agent
 from posttrain.envs.skyrl_program import BRIDGE, skyrl_program
+from posttrain.envs.skyrl_program.bridge import answer_of
 from posttrain.envs.skyrl_program.rows import ProgramRows
 from posttrain.errors import ConfigError, DataError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep
@@ -276,9 +277,29 @@ def test_token_ids_of_its_requests_are_turns_of_one_sample(started: Callable[...
         assert (second.line, second.prompt) == (first.line, (9,))
         play.answer(second, "EFG", 69, 70, 71)
         end = play.next()
-        # 0 + 2 * 0.125 in the first turn, and 1 in the second
-        assert isinstance(end, EnvStep) and end.done and end.reward == 1.25
+        # 0 + 2 * 0.125 in the first turn, and 1 in the second, which alone counts
+        assert isinstance(end, EnvStep) and end.done and end.reward == 1.0
         assert play.env.close() == {"said": 3.0, "num_actions": 2, "refused_turns": 0, "abandoned_turns": 0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "prompts", "joins", "counted"),
+    [
+        ([[0.25, 0.5], [1.0]], [[1], [1, 2, 3, 4]], False, 1.0),  # two rows, of which the last counts
+        ([[0.25, 0.5], [1.0]], [[1], [1, 2, 3, 4]], True, 1.75),  # 1, 2, 3 begins the second prompt: they are one row
+        ([[0.25, 0.5], [1.0]], [[1], [1, 9, 3, 4]], True, 1.0),  # another history
+        ([[4.0], [0.25, 0.5], [1.0]], [[8], [1], [1, 2, 3, 4]], True, 1.75),  # the first row stays alone
+        ([0.5, 1.0], [[1], [1, 2, 3, 4]], True, 1.0),  # of numbers for rows, the last one stays
+    ],
+)
+def test_the_reward_of_a_trajectory_of_steps_is_that_of_its_last_row(
+    rewards: list[Any], prompts: list[list[int]], joins: bool, counted: float
+) -> None:
+    responses = [[7]] * (len(prompts) - 2) + [[2, 3], [5]]
+    masks = [[1] * len(each) for each in responses]
+    last = [False] * (len(prompts) - 1) + [True]
+    output = {"rewards": rewards, "prompt_token_ids": prompts, "response_ids": responses, "loss_masks": masks}
+    assert answer_of({**output, "is_last_step": last}, joins=joins)["reward"] == counted
 
 
 def test_a_row_names_its_environment_and_workers_of_ray_are_threads(started: Callable[..., Driven]) -> None:

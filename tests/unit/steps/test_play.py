@@ -350,6 +350,31 @@ def test_a_sample_per_turn() -> None:
     assert batch.extras["state_index"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("given", "template", "rewards", "total"),
+    [
+        ({"sample_per_turn": True, "reward_of": "last_sample"}, TOY, [0.0, 0.0, 3.0], 3.0),
+        # The first turn is a sample, and the others are one
+        ({"reward_of": "last_sample"}, FORGETFUL, [0.0, 2.0, 3.0], 5.0),
+        ({"reward_of": "last_turn"}, FORGETFUL, [0.0, 0.0, 3.0], 3.0),
+        ({"reward_of": "last_turn"}, TOY, [0.0, 0.0, 3.0], 3.0),
+        ({"reward_of": "episode"}, TOY, [1.0, 2.0, 3.0], 6.0),
+    ],
+)
+def test_rewards_of_the_turns_that_count(
+    given: dict[str, Any], template: str, rewards: list[float], total: float
+) -> None:
+    """Three turns with the rewards 1, 2 and 3."""
+    groups = played(Scripted({"p/0": ["x)r1$", "r2$", "r3$"]}), settings={"turns": 3}, template=template, **given)
+    trajectory = the_one(groups)
+    found = [turn.reward for sample in trajectory.samples for turn in sample.turns]
+    if given == {"reward_of": "last_sample"}:
+        assert [len(sample.turns) for sample in trajectory.samples] == [1, 2]
+    assert found == rewards and trajectory.env_reward == total
+    batch = assemble([ScoredGroup(group=groups[0], outcomes=(Reward(total),))])
+    assert batch.turn_rewards is not None and float(batch.turn_rewards.sum()) == total
+
+
 def test_a_template_that_forgets_begins_a_new_sample() -> None:
     trajectory = the_one(played(Scripted({"p/0": ["x)r1$", "r2$"]}), template=FORGETFUL))
     assert [shown(sample) for sample in trajectory.samples] == [("x)r1$", "11111"), ("r2$", "111")]

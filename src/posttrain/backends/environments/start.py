@@ -84,6 +84,7 @@ def start_worlds(
             max_sequence_tokens=whole,
             max_turns=environment.max_turns if environment.end_at_max_turns else None,
             sample_per_turn=environment.sample_per_turn,
+            reward_of=environment.reward_of,
             changed_history=environment.changed_history,
         ),
         spec_of=partial(spec_of, environment, tool_call_form=form_of(config, tokenizer), honours=honoured(config)),

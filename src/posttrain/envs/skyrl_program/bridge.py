@@ -79,7 +79,8 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
     if hasattr(base, "BatchMetadata"):
         phase = "train" if episode["training"] else "eval"
         given["batch_metadata"] = base.BatchMetadata(global_step=0, training_phase=phase)
-    return answer_of(await generator.generate(given))
+    joins = bool(getattr(getattr(experiment.cfg, "generator", None), "merge_stepwise_output", False))
+    return answer_of(await generator.generate(given), joins=joins)
 
 
 async def play_task(episode: dict[str, Any]) -> dict[str, Any]:
@@ -296,8 +297,9 @@ class Server:
         return output["responses"][0], {**said, "logprobs": None}
 
 
-def answer_of(output: Any) -> dict[str, Any]:
-    """Return the reward of the one trajectory in a generator's output: the sum over its tokens and turns."""
+def answer_of(output: Any, *, joins: bool = False) -> dict[str, Any]:
+    """Return the reward of the one trajectory in a generator's output: the sum over the tokens of its last row, which alone
+    counts in SkyRL. ``joins``: SkyRL joins turns to one row where each begins with what was before it."""
     rewards, masks, last = output["rewards"], output["loss_masks"], output.get("is_last_step")
     trajectories = len(rewards) if last is None else sum(map(bool, last))
     if trajectories != 1:
@@ -307,10 +309,31 @@ def answer_of(output: Any) -> dict[str, Any]:
     stops = output.get("stop_reasons") or [""]
     if not any(any(mask) for mask in masks):
         return {"failure": f"the generator masks the whole trajectory ({stops[-1] or 'no reason'})"}
-    reward = math.fsum(math.fsum(each) if isinstance(each, (list, tuple)) else float(each) for each in rewards)
+    reward = math.fsum(total_of(rewards[row]) for row in counting_rows(output, joins=joins))
     found = (output.get("env_metrics") or [{}])[-1] or {}
     metrics = {str(name): float(each) for name, each in found.items() if _is_finite(each)}
     return {"reward": reward, "metrics": metrics, "stop": str(stops[-1])}
+
+
+def counting_rows(output: Any, *, joins: bool) -> range:
+    """Return the rows whose rewards count: the last one, with those that are joined to it. Of rows with a number each, SkyRL
+    keeps the last one's."""
+    rewards = output["rewards"]
+    first = len(rewards) - 1
+    if joins and isinstance(rewards[-1], (list, tuple)):
+        prompts, responses = output["prompt_token_ids"], output["response_ids"]
+        while first and begins_with(prompts[first], [*prompts[first - 1], *responses[first - 1]]):
+            first -= 1
+    return range(first, len(rewards))
+
+
+def begins_with(tokens: Any, start: Any) -> bool:
+    return list(tokens[: len(start)]) == list(start)
+
+
+def total_of(reward: Any) -> float:
+    """Return the reward of a row: a number, or the sum over its tokens."""
+    return math.fsum(reward) if isinstance(reward, (list, tuple)) else float(reward)
 
 
 def _is_finite(value: Any) -> bool:

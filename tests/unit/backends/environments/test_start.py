@@ -34,13 +34,21 @@ def a_prompt(**extra: Any) -> Prompt:
 
 
 def test_rules_and_parts() -> None:
-    config = a_run(name="single_turn", max_turns=4, workers=2, max_trajectory_tokens=300, sample_per_turn=True)
+    config = a_run(
+        name="single_turn",
+        max_turns=4,
+        workers=2,
+        max_trajectory_tokens=300,
+        sample_per_turn=True,
+        reward_of="last_turn",
+    )
     worlds = start_worlds(config, tiny_tokenizer(), 1000.0, [a_prompt()])
     assert isinstance(worlds.host, ProcessHost) and isinstance(worlds.writer, TemplateTurns)
     worlds.host.close()
     rules = worlds.rules
     assert rules.max_context_tokens == 1000 - 150  # the longest turn fits behind it
     assert (rules.max_turns, rules.max_trajectory_tokens, rules.sample_per_turn) == (4, 300, True)
+    assert rules.reward_of == "last_turn"
     decides = a_run(name="single_turn", max_turns=4, end_at_max_turns=False, workers=0, conversation="one_message")
     worlds = start_worlds(decides, tiny_tokenizer(), 1000.0, [])
     assert isinstance(worlds.host, InlineHost) and isinstance(worlds.writer, OneMessageTurns)

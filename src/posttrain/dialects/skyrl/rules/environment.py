@@ -84,6 +84,10 @@ def environment(keys: Reader) -> dict[str, Any]:
         reason = "use_conversation_multi_turn is false: a stop text is followed by the observation"
         keys.ignore("generator.append_eos_token_after_stop_str_in_multi_turn", reason)
     fields |= _merged(keys)
+    if get(keys, STEPWISE):  # advantages are of the last row's reward there, and so are scores of validation
+        fields["environment.reward_of"] = "last_sample"
+    elif own_template and messages:
+        fields["environment.reward_of"] = "last_turn"
     if not keys.written("posttrain.reward.terms"):
         fields["reward.terms"] = []
     if keys.written(f"{_OURS}.name") and keys[f"{_OURS}.name"] == PROGRAM:
