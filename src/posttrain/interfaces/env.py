@@ -79,8 +79,8 @@ class EnvStep:
     saved: Any = None  # as EnvStart.saved
     keeps: int | None = None  # with done, of an AskingEnv: how many tokens of the last answer count; None: all
     # With done, of an AskingEnv: of a conversation's (EnvAsk.line) tokens behind its first prompt, those that may be trained; a
-    # conversation that is not named is not. None: all that were sampled
-    learned: Mapping[int, Sequence[bool]] | None = None
+    # conversation that is not named is not. None, also of one conversation: all that were sampled
+    learned: Mapping[int, Sequence[bool] | None] | None = None
 
 
 class Env(Protocol):

@@ -78,7 +78,8 @@ class Conversations:
         if event.learned is not None:
             self.untrained |= self.lines.keys() - event.learned.keys()
             for number, marks in event.learned.items():
-                self.lines[number].keep_trained(marks)
+                if marks is not None:
+                    self.lines[number].keep_trained(marks)
         if (trained := self._trained()) and (turns := trained[-1].turns):
             if event.keeps is not None:
                 trained[-1].cut_to(event.keeps)

@@ -105,12 +105,11 @@ def test_a_program_with_a_generator_reads_its_overrides_itself(tmp_path: Path) -
     assert [each for each in held["arguments"] if each in given] == list(given)
     assert not any("posttrain" in each for each in held["arguments"])
     assert any(each.key == f"{G}.max_turns" for each in asked.ignored)
-    # A key that the program does not have stays unknown, and several rewards of one episode are refused
+    # A key that the program does not have stays unknown
     (unknown,) = read(*given, *ours, f"++{G}.bonas=0.5").problems
     assert unknown.what.startswith(f"there is no key {G}.bonas")
     file.write_text("bonus: float = 0.0; train_child_trajectories: bool = False")
-    (refused,) = read(*given, *ours, f"++{G}.train_child_trajectories=true").problems
-    assert "turns of child agents and not those of llm_query" in refused.what
+    assert read(*given, *ours, f"++{G}.train_child_trajectories=true").problems == ()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
 from posttrain.envs.skyrl_agent import skyrl_agent
 from posttrain.envs.skyrl_program import BRIDGE, skyrl_program
-from posttrain.envs.skyrl_program.bridge import answer_of
+from posttrain.envs.skyrl_program.bridge import answer_of, left_out
 from posttrain.envs.skyrl_program.rows import ProgramRows
 from posttrain.errors import ConfigError, DataError
 from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep
@@ -128,6 +128,14 @@ class Generator:
         second = await self.client.generate({"prompt_token_ids": [ids], "sampling_params": None})
         told = {"rewards": [[0.0, double(0.125)], [1.0]], "loss_masks": [[1, 1], [1]], "is_last_step": [False, True],
                 "stop_reasons": ["stop", "length"], "env_metrics": [{}, {"said": len(second["responses"][0]), "name": "x"}]}
+        if self.mode == "children":  # the child's row comes first, and a question to a helper is in none
+            asked = [prompt, [80], [81], prompt + first["response_ids"][0] + [9] + second["response_ids"][0] + [7]]
+            third = await self.client.generate({"prompt_token_ids": [asked[1]], "sampling_params": None})
+            await self.client.generate({"prompt_token_ids": [asked[2]], "sampling_params": None})
+            return {"rewards": [[0.0, 2.0], [0.0, 0.0], [0.0, 1.0]], "loss_masks": [[1, 1], [1, 1], [1, 1]],
+                    "is_last_step": [False, False, True], "stop_reasons": ["stop"] * 3,
+                    "prompt_token_ids": [asked[1], prompt, ids],
+                    "response_ids": [third["response_ids"][0], first["response_ids"][0], second["response_ids"][0]]}
         if self.mode == "masked":
             told["loss_masks"] = [[0, 0], [0]]
         if self.mode == "several":
@@ -280,6 +288,40 @@ def test_token_ids_of_its_requests_are_turns_of_one_sample(started: Callable[...
         # 0 + 2 * 0.125 in the first turn, and 1 in the second, which alone counts
         assert isinstance(end, EnvStep) and end.done and end.reward == 1.0
         assert play.env.close() == {"said": 3.0, "num_actions": 2, "refused_turns": 0, "abandoned_turns": 0}
+
+
+def test_turns_that_no_row_of_a_program_trains_are_left_out(started: Callable[..., Driven]) -> None:
+    """The agent's two turns, a child's and a helper's: the rows are the child's and the agent's, with the last one's reward."""
+    play = started("children")
+    lines = []
+    for number in range(4):
+        asked = play.next()
+        lines.append(asked.line)
+        play.answer(asked, "XY", 70 + 2 * number, 71 + 2 * number)
+    end = play.next()
+    agent, again, child, helper = lines
+    assert agent == again and len({agent, child, helper}) == 3
+    assert end.reward == 1.0 and end.learned == {agent: None, child: None}
+
+
+@pytest.mark.parametrize(
+    ("rows", "dropped"),
+    [
+        ([([1, 2], [3, 4], [1, 1])], [([9], [8])]),
+        ([([1, 2], [3, 4], [1, 1]), ([9], [8], [1])], []),
+        ([([1, 2], [3, 4], [1, 1]), ([9], [8], [0])], [([9], [8])]),  # masked
+        ([([1], [2, 3, 4], [0, 1, 1])], [([9], [8])]),  # two turns in one row: 2 was read
+        ([([1], [2, 3, 4], [0, 0, 1])], [([9], [8])]),  # trained in part
+        ([([1], [2, 3, 4], [1, 0, 0])], []),  # 2 is trained, and nobody sampled it
+        ([([1, 2], [3], [1])], [([9], [8])]),  # cut by the program
+        ([([1, 2], [5, 4], [1, 1])], []),  # tokens of the program's own
+    ],
+)
+def test_requests_of_which_nothing_is_trained(rows: list[Any], dropped: list[Any]) -> None:
+    names = ("prompt_token_ids", "response_ids", "loss_masks")
+    output = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    assert left_out([([1, 2], [3, 4]), ([9], [8])], output) == dropped
+    assert left_out([([1, 2], [3, 4])], {"loss_masks": [[1]]}) == []
 
 
 @pytest.mark.parametrize(

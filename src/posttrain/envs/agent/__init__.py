@@ -156,7 +156,8 @@ class Agent:
                 self._emit(AgentFailed(end.failure or "the agent ended without requesting a turn"))
             elif end.failure is None:
                 self._metrics = end.metrics
-                self._emit(EnvStep(done=True, stop="ended", reward=end.reward))
+                learned = turns.without(end.left_out) if end.left_out else None
+                self._emit(EnvStep(done=True, stop="ended", reward=end.reward, learned=learned))
             elif turns.refused:
                 self._emit(EnvStep(done=True, stop="max_turns"))
             else:

@@ -27,6 +27,9 @@ class AgentEnd:
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None
+    left_out: Sequence[
+        Sequence[Sequence[int]]
+    ] = ()  # (prompt, response), token ids, of turns that are not to be trained
 
 
 class AgentRun(Protocol):
@@ -147,7 +150,9 @@ def ended(result: Any) -> AgentEnd:
     if bad:
         return AgentEnd(failure=f"its metrics are no finite numbers by name: {bad!r:.80}")
     return AgentEnd(
-        reward=None if reward is None else float(reward), metrics={name: float(each) for name, each in metrics.items()}
+        reward=None if reward is None else float(reward),
+        metrics={name: float(each) for name, each in metrics.items()},
+        left_out=result.get("left_out") or () if isinstance(result, Mapping) else (),
     )
 
 

@@ -235,6 +235,19 @@ class AskedTurns:
             ]
             return FinishedConversation(messages=messages, turns=turns, compared=compared)
 
+    def without(self, left_out: Sequence[Sequence[Sequence[int]]]) -> Mapping[int, None]:
+        """Return the conversations to train, as ``EnvStep.learned`` has them.
+
+        Args: left_out, (prompt, response) in token ids of turns that are not trained, nor are the conversations they ended.
+        """
+        dropped = {(tuple(prompt), tuple(response)) for prompt, response in left_out}
+        with self.lock:
+            return {
+                line: None
+                for line, each in self._conversations.items()
+                if (each.request.prompt, tuple(each.response.token_ids)) not in dropped
+            }
+
     def counts(self) -> Mapping[str, float]:
         """Return the numbers of turns, of requests beyond the limit of turns, and of requests that were abandoned."""
         counts = {"num_actions": self.turns, "refused_turns": self.refused, "abandoned_turns": self.abandoned}

@@ -80,7 +80,9 @@ async def play(episode: dict[str, Any]) -> dict[str, Any]:
         phase = "train" if episode["training"] else "eval"
         given["batch_metadata"] = base.BatchMetadata(global_step=0, training_phase=phase)
     joins = bool(getattr(getattr(experiment.cfg, "generator", None), "merge_stepwise_output", False))
-    return answer_of(await generator.generate(given), joins=joins)
+    output = await generator.generate(given)
+    answer = answer_of(output, joins=joins)
+    return answer if "failure" in answer else {**answer, "left_out": left_out(client.sampled, output)}
 
 
 async def play_task(episode: dict[str, Any]) -> dict[str, Any]:
@@ -236,6 +238,7 @@ class Client:
         os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = self._url, self._key
         self._tokenizer = tokenizer
         self.model_name = model_name
+        self.sampled: list[tuple[list[int], list[int]]] = []  # prompt and response of every request for tokens
 
     def get_endpoint_url(self) -> str:
         return str(self._url).removesuffix("/v1")
@@ -252,6 +255,7 @@ class Client:
         bodies = [{"prompt": [int(token) for token in prompt], "logprobs": 1, **asked} for prompt in prompts]
         choices = [each["choices"][0] for each in await asyncio.gather(*(self._post("completions", b) for b in bodies))]
         tokens = [choice["logprobs"]["token_ids"] for choice in choices]
+        self.sampled += [(body["prompt"], list(ids)) for body, ids in zip(bodies, tokens, strict=True)]
         return {
             "responses": [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens],
             "response_ids": tokens,
@@ -313,6 +317,31 @@ def answer_of(output: Any, *, joins: bool = False) -> dict[str, Any]:
     found = (output.get("env_metrics") or [{}])[-1] or {}
     metrics = {str(name): float(each) for name, each in found.items() if _is_finite(each)}
     return {"reward": reward, "metrics": metrics, "stop": str(stops[-1])}
+
+
+def left_out(sampled: list[tuple[list[int], list[int]]], output: Any) -> list[tuple[list[int], list[int]]]:
+    """Return the requests of which no row of a generator's output trains a token: helpers' and children's, in a generator that
+    returns the turns of some agents alone. Where it trains tokens that no request sampled, nothing can be told, and none is."""
+    prompts, responses = output.get("prompt_token_ids"), output.get("response_ids")
+    if not prompts or not responses:
+        return []
+    rows = [
+        (list(prompt), list(response), mask)
+        for prompt, response, mask in zip(prompts, responses, output["loss_masks"], strict=True)
+        if any(mask)
+    ]
+    covers = [[trains(row, each) for row in rows] for each in sampled]
+    if not all(any(found) for found in zip(*covers, strict=True)):
+        return []
+    return [each for each, found in zip(sampled, covers, strict=True) if not any(found)]
+
+
+def trains(row: tuple[list[int], list[int], Any], request: tuple[list[int], list[int]]) -> bool:
+    """Return True when a row holds what a request read and a beginning of what was sampled, and trains some of it."""
+    (prompt, response, mask), (read, said) = row, request
+    whole, asked = prompt + response, read + said
+    both = min(len(whole), len(asked))
+    return whole[:both] == asked[:both] and any(mask[max(0, len(read) - len(prompt)) : max(0, both - len(prompt))])
 
 
 def counting_rows(output: Any, *, joins: bool) -> range:

@@ -17,7 +17,6 @@ ENDPOINT = "generator.enable_http_endpoint"
 _ENDPOINT_KEYS = ("generator.http_endpoint_host", "generator.http_endpoint_port")
 _ONE_TURN = "a conversation of one turn is scored, not played"
 VERIFIERS, PROGRAM = "verifiers", "skyrl_program"
-CHILDREN = "generator.train_child_trajectories"  # of SkyRL's program of recursive language models
 STEPWISE = "trainer.step_wise_training"  # since 2026 generator.step_wise_trajectories
 _RENDERED_AGAIN = "generator.retokenize_chat_history"  # of its first generator with a sample per turn
 _OURS = "posttrain.environment"
@@ -111,9 +110,6 @@ def _verifiers(keys: Reader, fields: dict[str, Any]) -> dict[str, Any]:
 def _program(keys: Reader) -> dict[str, Any]:
     """Return the fields of a program's own generator, which builds its configuration of the overrides as they were written."""
     keys.ignore("generator.max_turns", "the program's own generator reads it, and ends its episodes itself")
-    if value_at(keys.values, CHILDREN) is True:
-        what = f"{CHILDREN}=true trains the turns of child agents and not those of llm_query, and here all turns are trained"
-        keys.problem(what, key=CHILDREN, fix="use generator.enable_child_agents=false", refused=True)
     keys.warn(
         f"the generator of {value_at(keys.values, f'{_OURS}.settings.file')} plays the episodes, in a Python that has SkyRL "
         "(docs/environments.md)"
