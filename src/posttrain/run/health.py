@@ -93,7 +93,7 @@ WATCHED = (
     Watched("response/length_mean", _below(0.4), "responses are getting much shorter",
             "a reward that pays for brevity or for nothing, a stop text that appears early"),
     Watched("response/truncated_share", _either(_above(2, 0.3, enough=2), _in_a_row(3, 0.95)),
-            "more responses are cut at the token limit",
+            "many responses are cut at the token limit",
             "a limit that is too low for the task, an end token that is no longer written (chat template, "
             f"generation_config.json), a reward that pays for length, {RATE}"),
     Watched("response/most_common_share", _above(0, 0.6, always=0.6), "most prompts get the same answer",

@@ -51,7 +51,7 @@ FAULTS = {
     "one answer for all": ({"response/most_common_share": 0.9}, "most prompts get the same answer"),
     "template without the question": ({"prompt/distinct_share": 0.25}, "different prompts read the same"),
     "reward lost": ({"reward/mean": 0.0}, "the reward has fallen: reward/mean is 0, and was about 0."),
-    "end token lost": ({"response/truncated_share": 1.0}, "more responses are cut at the token limit"),
+    "end token lost": ({"response/truncated_share": 1.0}, "many responses are cut at the token limit"),
     "close raises": ({"episode/close_failed": 1.0}, "environments fail when they are closed; their episodes are kept"),
     "slow sampler": ({"async/late_share": 0.8}, "steps wait for groups at the bound on staleness"),
     "data too old": (
@@ -152,7 +152,7 @@ def test_responses_that_are_all_cut_from_the_first_step_on() -> None:
     health = Health()
     told = [health.look(step, {"response/truncated_share": 0.98}, IDS) for step in range(1, 6)]
     assert [len(each) for each in told] == [0, 0, 1, 0, 0]
-    assert "more responses are cut at the token limit: response/truncated_share is 0.98" in told[2][0]
+    assert "many responses are cut at the token limit: response/truncated_share is 0.98" in told[2][0]
     health = Health()
     assert not any(health.look(step, {"response/truncated_share": 0.9}, IDS) for step in range(1, 30))
 

@@ -252,7 +252,7 @@ class ProcessHost:
             waits = worker.doing or (worker.asks and not worker.turns)
             if waits and worker.deadline <= now:
                 what = f"no answer to {worker.doing}" if worker.doing else "neither a request nor its end came"
-                self._tell(worker, EnvFailed(TIMEOUT, f"{what} in time"))
+                self._tell(worker, EnvFailed(TIMEOUT, f"{what} in time (environment.timeout_s is {self._timeout_s:g})"))
                 self._kill(worker)
 
     def _receive(self, worker: _Worker) -> None:
