@@ -7,7 +7,7 @@ verl, ROLL and SkyRL.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from posttrain.config.data import DataConfig
@@ -165,9 +165,11 @@ class ColumnChoice:
                 videos=videos,
             )
             # An extra column may be absent, but not misspelled.
+            free = [name for name in names if name not in data.extra_columns]
             for column in [] if everything else data.extra_columns:
-                if column not in names and nearest(column, list(names)):
-                    problems.append(_missing(column, names, place, "extra_columns"))
+                if column not in names and (meant := nearest(column, free)):
+                    found = _missing(column, names, place, "extra_columns")
+                    problems.append(replace(found, fix=f"did you mean data.extra_columns={meant}?"))
         # extra_info may be absent, but a column named explicitly must exist.
         if not self._prompts_only and data.extra_info_column != DataConfig.model_fields["extra_info_column"].default:
             take("extra_info_column", data.extra_info_column, ())

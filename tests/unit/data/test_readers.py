@@ -343,6 +343,9 @@ def test_further_columns_go_into_the_extra_information(tmp_path, row, data_confi
     assert read.extra_info == {"split": "train", "index": 0, "db_id": "shop", "tests": [{"stdin": "1"}]}
     with pytest.raises(DataError, match=r"has no column 'db_ids' .*did you mean data.extra_columns=db_id\?"):
         list(read_rows(path, data_config(extra_columns=["db_ids"])))
+    # A column that is read is no misspelling of another that may be absent
+    [read] = read_rows(path, data_config(extra_columns=["tests", "test"]))
+    assert "test" not in read.extra_info
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])

@@ -817,6 +817,13 @@ def test_environments_that_are_not_played(override: str, said: str) -> None:
     assert allowed.problems == () and allowed.config.environment.settings["allow_unboxed_code"] is True
 
 
+def test_a_registered_environment_that_is_misspelt_is_reported_once_with_its_name() -> None:
+    loaded = read(*TURNS, "+posttrain.environment.settings.register.maze=my.worlds:Maze", "environment.env_class=mazee")
+    (problem,) = loaded.problems
+    assert (problem.field, problem.fix) == ("environment.env_class", "did you mean maze?")
+    assert loaded.key("environment.settings.env_class") == "environment.env_class"
+
+
 def test_here_runs_a_cluster_s_configuration_on_one_device() -> None:
     loaded = read(here=True)
     assert loaded.problems == loaded.unsupported == ()

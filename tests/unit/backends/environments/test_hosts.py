@@ -220,7 +220,7 @@ def test_names_that_lead_nowhere(host: EnvHost, name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("action", "reason", "said"),
     [
-        ("hang", "env_timeout", "no answer to step in time (environment.timeout_s is 20)"),
+        ("hang", "env_timeout", "no answer to step in time (environment.timeout_s is 1)"),
         ("die", "env_crashed", "signal SIGKILL"),
         ("exit", "env_crashed", "SystemExit: 3"),
         ("object", "env_crashed", "a object cannot be handed to another process"),

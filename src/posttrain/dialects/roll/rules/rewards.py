@@ -68,6 +68,9 @@ def rewards(keys: Reader) -> dict[str, Any]:
         fields |= _code(alone=len(domains) == 1)
     if BOXES in workers:
         fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), BOXES_COLUMN]
+    readers = [name for name, worker in zip(domains, workers, strict=True) if worker in (CODE, BOXES)]
+    if readers:
+        keys.origins["data.extra_columns"] = f"rewards.{readers[0]}.worker_cls"
     if keys["difficulty_loss_weight"]:
         fields["data.extra_columns"] = [*fields.get("data.extra_columns", []), "difficulty"]
     return fields | _group_filter(keys, list(parts) or domains, parts)

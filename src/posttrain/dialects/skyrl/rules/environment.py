@@ -169,6 +169,7 @@ def _package(keys: Reader) -> dict[str, Any]:
         names_none(keys)
         return {}
     _check_class(keys, name)
+    keys.origins["environment.settings.env_class"] = CLASS
     fields: dict[str, Any] = {"environment.name": "skyrl_gym", "environment.settings.env_class": name}
     for other, where in of_checkout().items():  # rows may name each of them
         if not keys.written(f"{_OURS}.settings.register.{other}"):
@@ -199,8 +200,10 @@ def _check_class(keys: Reader, name: str) -> None:
         keys.problem(
             what, key=CLASS, fix=f"accept it with +{allowed}=true, or play one turn of lcb (generator.max_turns=1)"
         )
-    if name in SHIPPED or ":" in name or name in of_checkout() or keys.written(f"{_OURS}.settings.register.{name}"):
+    registered = keys.section(f"{_OURS}.settings.register")
+    known = list(dict.fromkeys([*SHIPPED, *of_checkout(), *registered]))
+    if name in known or ":" in name:
         return
     own = f"name the class of your own: {CLASS}=package.module:Class, or +{_OURS}.settings.register.{name}=package.module:Class"
-    what = f"skyrl-gym has no environment {name!r} (it has: {', '.join(SHIPPED)})"
-    keys.problem(what, key=CLASS, fix=did_you_mean(name, SHIPPED, listed=True) or own)
+    what = f"skyrl-gym has no environment {name!r} (it has: {', '.join(known)})"
+    keys.problem(what, key=CLASS, fix=did_you_mean(name, known, listed=True) or own)
