@@ -321,7 +321,7 @@ def answer_of(output: Any, *, joins: bool = False) -> dict[str, Any]:
 
 def left_out(sampled: list[tuple[list[int], list[int]]], output: Any) -> list[tuple[list[int], list[int]]]:
     """Return the requests of which no row of a generator's output trains a token: helpers' and children's, in a generator that
-    returns the turns of some agents alone. Where it trains tokens that no request sampled, nothing can be told, and none is."""
+    returns the turns of some agents alone. Where it trains tokens that no request sampled, all requests are trained."""
     prompts, responses = output.get("prompt_token_ids"), output.get("response_ids")
     if not prompts or not responses:
         return []
