@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Protocol
 
 from posttrain.config.reading.hydra import SECTION
@@ -106,9 +106,15 @@ def _read_by_hydra(text: str) -> Assignment | Problem:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Any:
+    return _parser().parse_overrides([text])[0]
+
+
+@cache
+def _parser() -> Any:
+    """Hydra's parser, which reads the signatures of its eleven functions when it is made."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    return OverridesParser.create().parse_overrides([text])[0]
+    return OverridesParser.create()
 
 
 def _as_json(text: str) -> Assignment | None:
@@ -293,7 +299,8 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 def _forget(places: dict[str, Place], key: str) -> None:
     """Drop the places of ``key`` and of all below it: that value is gone."""
-    for name in [name for name in places if name == key or name.startswith(f"{key}.")]:
+    below = f"{key}."
+    for name in [name for name in places if name == key or name.startswith(below)]:
         del places[name]
 
 
