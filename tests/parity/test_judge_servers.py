@@ -6,7 +6,6 @@ The server is the stand-in of ``test_ray_servers``; the function asks it by HTTP
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ray_runs import config, metrics_of
 from posttrain.build.train import train_run
 from posttrain.config import RunConfig
 from posttrain.plan.checks.train import check
+from warm.processes import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def verdict(solution_str, ground_truth, reward_router_address, reward_model_toke
 def judged(folder: Path, model: Path, name: str, told: Path, changes: dict[str, dict[str, Any]]) -> RunConfig:
     """A run whose judge is the policy's starting model."""
     (folder / "asks.py").write_text(ASKS)
-    (python := folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} {told} "$@"\n')
+    (python := folder / "python").write_text(f'#!/bin/sh\nexec {warm_python()} {STAND_IN} {told} "$@"\n')
     python.chmod(0o755)
     term = {"name": "verdict", "path": str(folder / "asks.py"), "judge_tokenizer": str(model)}
     served = {"path": str(model), "max_tokens": 64, "engine_options": {"python": str(python)}} | changes.pop(

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.dialects.detect import read_config
-from warm.processes import HERE
+from warm.client import WARM_CHILDREN
+from warm.processes import warm_python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "life-of-a-model"
 
@@ -47,12 +48,13 @@ def test_the_whole_life_on_a_tiny_model_twice(tiny_llama: Path, tmp_path: Path) 
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     command = bin_folder / "posttrain"
-    words = ["exec", sys.executable, str(HERE / "stand_in.py"), "-c", "from posttrain.cli.start import main; main()"]
+    words = ["exec", warm_python(), "-c", "from posttrain.cli.start import main; main()"]
     command.write_text(f'#!/bin/sh\n{shlex.join(words)} "$@"\n')
     command.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "PYTHON": sys.executable,
+        WARM_CHILDREN: "1",
         "MODEL": str(tiny_llama),
         "TRAIN_ROWS": "32",
         "TEST_ROWS": "4",

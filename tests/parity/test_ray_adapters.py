@@ -5,7 +5,6 @@ The servers are stand-ins that speak as vLLM's do.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ray_runs import assert_same, config, lines_of
 from safetensors.torch import load_file
 
 from posttrain.build.train import train_run
+from warm.processes import warm_python
 
 pytest.importorskip("ray")
 pytest.importorskip("peft")
@@ -61,7 +61,7 @@ def test_copies_of_the_model_are_sent_what_is_trained(address: str, tmp_path: Pa
 
 def test_servers_are_sent_the_adapter(address: str, tmp_path: Path, tiny_llama: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} {tmp_path} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {warm_python()} {STAND_IN} {tmp_path} "$@"\n')
     python.chmod(0o755)
     vllm = {"engine": "vllm", "engine_options": {"python": str(python)}, "max_concurrent_sequences": 8}
     (tmp_path / "alone").mkdir()

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +25,7 @@ from posttrain.backends.serving.launch import free_port
 from posttrain.build.generate import generate_run
 from posttrain.build.train import train_run
 from posttrain.config.generate import GenerateConfig
+from warm.processes import warm_python
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(told: Path) -> str:
     """A program that passes for a Python with vLLM."""
     path = told / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} {told} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {warm_python()} {STAND_IN} {told} "$@"\n')
     path.chmod(0o755)
     return str(path)
 

@@ -15,6 +15,7 @@ from runs import result, tiny_run
 
 from posttrain.build.train import train_run
 from posttrain.dialects.native.write import to_yaml
+from warm.processes import WarmProcess
 
 
 @pytest.mark.slow
@@ -23,14 +24,18 @@ def test_two_kills_change_nothing(tmp_path: Path, tiny_llama: Path) -> None:
     killed = tmp_path / "killed"
     (tmp_path / "run.yaml").write_text(to_yaml(tiny_run(tmp_path, tiny_llama, "killed", steps=20)))
     command = [sys.executable, "-m", "posttrain", "train", str(tmp_path / "run.yaml"), "--restarts", "2"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as supervisor:
+    told = tmp_path / "told.txt"
+    with (
+        told.open("wb") as errors,
+        WarmProcess(command, stdout=subprocess.DEVNULL, stderr=errors, children=True) as supervisor,
+    ):
         for step in (3, 9):
             while not (killed / f"samples/step_{step}.jsonl").exists():
                 assert supervisor.poll() is None
                 time.sleep(0.01)
             os.kill(json.loads((killed / "lock").read_text())["pid"], signal.SIGKILL)
-        _, said = supervisor.communicate(timeout=300)
-    assert supervisor.returncode == 0, said
+        code, said = supervisor.wait(timeout=300), told.read_text()
+    assert code == 0, said
     assert said.count("was killed by SIGKILL in step") == 2
     assert [json.loads(line)["restart"] for line in (killed / "restarts.jsonl").read_text().splitlines()] == [1, 2]
     assert result(killed) == result(straight)

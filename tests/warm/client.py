@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SOCKET = "POSTTRAIN_TESTS_WARM"  # the variable that says where the server listens; not set: there is none
+WARM_CHILDREN = "POSTTRAIN_TESTS_WARM_CHILDREN"  # the variable of a process whose sys.executable is STAND_IN
+STAND_IN = "python"  # file beside the socket, which stands in for Python
 CHILDREN = "children"  # folder beside the socket: a file per process in Ray's place, whose text is the process that it stands for
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from posttrain.processes.start import start as cold_start
-from warm.client import CHILDREN, SOCKET, ask, end_of
+from warm.client import CHILDREN, SOCKET, STAND_IN, WARM_CHILDREN, ask, end_of
 
 HERE = Path(__file__).parent
 LOOK_S = 0.5  # after which a thread that waits for a process looks whether another has seen its end
@@ -38,6 +38,10 @@ def offer() -> None:
     _offered = True
     folder = Path(tempfile.mkdtemp(prefix="ptw-", dir="/tmp"))  # short: a socket's name may have 107 characters
     (folder / CHILDREN).mkdir()
+    (folder / STAND_IN).write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -I -S "{HERE}/stand_in.py" "{folder}/socket" "$@"\n'
+    )
+    (folder / STAND_IN).chmod(0o700)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen(64)
@@ -62,6 +66,12 @@ def _end(folder: Path, ours: int, owner: int) -> None:
     if os.getpid() == owner:  # not in a process that was forked from it
         os.close(ours)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def warm_python() -> str:
+    """A program that may be started in the place of this Python: what it runs is warm."""
+    offer()
+    return str(Path(os.environ[SOCKET]).with_name(STAND_IN))
 
 
 def warm_ray_workers() -> None:
@@ -95,11 +105,15 @@ class WarmProcess:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         imports: Sequence[str] = (),
+        children: bool = False,
     ):
         """Args: command, of this Python or a script in it; stdin (by default it reads nothing) and stdout may be pipes; stderr a
-        file, or what stdout is."""
+        file, or what stdout is; children, whether the processes of Python that it starts are warm too."""
         offer()
         words = [str(word) for word in command]
+        environment = dict(os.environ if env is None else env)
+        if children:
+            environment[WARM_CHILDREN] = "1"
         self.args = words
         self.stdin: IO[Any] | None = None
         self.stdout: IO[Any] | None = None
@@ -116,7 +130,7 @@ class WarmProcess:
             self._connection, self.pid = ask(
                 os.environ[SOCKET],
                 words[words[0] == sys.executable :],
-                os.environ if env is None else env,
+                environment,
                 (read, output, errors, *pass_fds),
                 folder=str(cwd) if cwd else None,
                 numbers=(0, 1, 2, *pass_fds),

@@ -29,6 +29,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+from warm.client import SOCKET, STAND_IN, WARM_CHILDREN
+
+sys.path.pop()  # which no process is to have
+
 # What workers and commands need. Not Ray, which reads what a worker is told (RAY_JOB_ID) when it is imported. None may start a
 # thread: it would not be there in a forked process, and what it had locked would be locked forever.
 IMPORTS = (
@@ -149,6 +154,8 @@ def become(request: dict[str, Any]) -> None:
     signal.set_wakeup_fd(-1)
     for number, handler in ((signal.SIGCHLD, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         signal.signal(number, handler)
+    if WARM_CHILDREN in os.environ:
+        sys.executable = str(Path(os.environ[SOCKET]).with_name(STAND_IN))
     sys.argv = request["arguments"]
     sys.orig_argv = [sys.executable, *request["arguments"]]
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")

@@ -38,7 +38,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> li
 
 def start(arguments: list[str]) -> WarmProcess:
     command = [sys.executable, "-c", "from posttrain.cli.start import main; main()", "generate", *arguments]
-    return WarmProcess(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return WarmProcess(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, children=True)
 
 
 def config(**changed: object) -> GenerateConfig:

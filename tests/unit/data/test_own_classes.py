@@ -24,6 +24,8 @@ from posttrain.processes.child import ChildFailed, described
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Reward, ScoredGroup, StopReason, Trajectory, TrajectoryGroup
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 # As people write them: a subclass of verl's dataset, and samplers; two of the latter keep state.
 CODE = '''
 import os, random

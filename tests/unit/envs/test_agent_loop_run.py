@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from warm.processes import run
 
 LOOPS = """
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
@@ -70,7 +71,7 @@ def trained(folder: Path, model: Path, *words: str) -> dict[str, Any]:
         *("posttrain.model.compute_dtype=float32", "trainer.val_before_train=False"),
     ]
     command = [sys.executable, "-m", "posttrain", "train", "--dialect", "verl", "--here", *keys, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    done = run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False, children=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((folder / "out/metrics.jsonl").read_text().splitlines()[-1])
     return found

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_fork import PLAYER, passages, write_fork
+from warm.processes import run
 
 # The model is random and writes no marks: every response is taken for a search of its first character
 SEARCHES = PLAYER.replace('return "?", False', 'return f"[{self.look_up(text[:1]) if search else str()}]", False')
@@ -34,7 +35,7 @@ def trained(folder: Path, model: Path, url: str, **files: str) -> subprocess.Com
     words += ["trainer.total_training_steps=1", "data.val_files=train.parquet", "+trainer.val_before_train=false"]
     words += ["+trainer.test_freq=-1", "+trainer.save_freq=-1", "seeker.passage_tokens=4", "seeker.turns=1"]
     command = [sys.executable, "-m", "posttrain", "train", "run.sh", "--here", "--drop-unknown", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, children=True)
 
 
 @pytest.mark.slow
