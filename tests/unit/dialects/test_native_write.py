@@ -51,8 +51,10 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_siz
 )
 
 
-@settings(max_examples=25)
-@given(stop=st.lists(texts.filter(lambda text: text != "???"), max_size=3))
+@settings(max_examples=8)
+@given(
+    stop=st.lists(texts.filter(lambda text: text != "???"), min_size=4, max_size=12)
+)  # many at once: a file takes 0.2 s
 def test_any_text_reads_back_equal(stop: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     written = config(rollout={"stop": stop})
     assert read_back(written, tmp_path_factory.mktemp("any_text")) == written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -80,6 +81,7 @@ LENGTHS = {
 }
 
 
+@cache
 def build(family: str, kernel: str = "plain") -> tuple[PreTrainedModel, PreTrainedModel]:
     """A random model twice: with our attention, and with transformers' own (eager, the plainest). Compiled attention needs
     heads of a multiple of 16."""
@@ -155,7 +157,7 @@ def test_packed_equals_one_by_one_for_lengths_at_the_edges(family: str, lengths:
 @pytest.mark.parametrize("family", SLIDING)
 def test_window_is_felt_in_these_tests(family: str) -> None:
     """Without the window the numbers would differ: the agreement above is not for want of length."""
-    ours, plain = build(family)
+    ours, plain = build.__wrapped__(family)  # the window is changed
     tokens = sequences_of([21])
     ours.config.sliding_window = None  # where Mistral's layers look it up
     for layer in ours.model.layers:
@@ -348,15 +350,13 @@ SHARED: dict[str, list[Group]] = {
 }
 
 
-@pytest.mark.parametrize("groups", SHARED.values(), ids=SHARED.keys())
-@pytest.mark.parametrize("family", FAMILIES)
-def test_shared_prompts_equal_one_by_one_in_values_and_gradients(family: str, groups: list[Group], kernel: str) -> None:
-    ours, plain = build(family)
+def in_a_row(groups: list[Group]) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """Returns: the tokens and positions of a packed row; every sequence by itself; and where its tokens stand in the row."""
     generator = torch.Generator().manual_seed(2)
     row: list[Tensor] = []
     positions: list[Tensor] = []
-    whole: list[Tensor] = []  # every sequence by itself
-    where: list[Tensor] = []  # where its tokens stand in the packed row
+    whole: list[Tensor] = []
+    where: list[Tensor] = []
     start = 0
     for prompt_length, responses in groups:
         prompt = torch.randint(0, 64, (prompt_length,), generator=generator)
@@ -374,16 +374,33 @@ def test_shared_prompts_equal_one_by_one_in_values_and_gradients(family: str, gr
         if not responses:
             whole.append(prompt)
             where.append(prompt_at)
+    return torch.cat(row), torch.cat(positions), whole, where
+
+
+@cache
+def one_by_one(family: str, shared: str) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Logits and gradients of every sequence by itself, by transformers' own attention."""
+    plain = build(family)[1]
+    theirs = plain_logits(plain, in_a_row(SHARED[shared])[2])
+    return [logits.detach() for logits in theirs], gradients(plain, theirs)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_prompts_equal_one_by_one_in_values_and_gradients(family: str, shared: str, kernel: str) -> None:
+    ours, _ = build(family)
+    row, positions, _, where = in_a_row(SHARED[shared])
     logits = ours(
-        input_ids=torch.cat(row)[None],
-        position_ids=torch.cat(positions)[None],
-        attention_layout=shared_layout(groups),
+        input_ids=row[None],
+        position_ids=positions[None],
+        attention_layout=shared_layout(SHARED[shared]),
         use_cache=False,
     ).logits[0]
-    mine, theirs = [logits[places] for places in where], plain_logits(plain, whole)
+    mine = [logits[places] for places in where]
+    theirs, expected_gradients = one_by_one(family, shared)
     for got, expected in zip(mine, theirs, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
-    got_gradients, expected_gradients = gradients(ours, mine), gradients(plain, theirs)
+    got_gradients = gradients(ours, mine)
     for name, expected in expected_gradients.items():
         assert (got_gradients[name] - expected).norm() < 1e-5 * expected.norm(), name
 

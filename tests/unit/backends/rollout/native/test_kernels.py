@@ -204,10 +204,9 @@ def tiled(numbers: Tensor, step: int, tokens: int | None = None) -> Tensor:
     tokens = tokens or LENGTH_STEP
     width = -(-dim // step) * step
     found = numbers.new_zeros(slots, kv_heads, length // tokens, width * tokens)
-    for token in range(length):
-        for i in range(dim):
-            place = i // step * step * tokens + token % tokens * step + i % step
-            found[:, :, token // tokens, place] = numbers[:, :, i, token]
+    token, i = torch.arange(length)[:, None], torch.arange(dim)
+    place = i // step * step * tokens + token % tokens * step + i % step
+    found[:, :, token // tokens, place] = numbers.transpose(2, 3)
     return found
 
 
