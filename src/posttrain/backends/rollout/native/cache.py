@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posttrain.backends.rollout.native.rounded_prompts import RoundedPrompts, RoundingKernel
 from posttrain.backends.rollout.native.slots import LENGTH_UNUSED, Past, Slots, TiledSlots, rounded_up
 from posttrain.models.attention_settings import AttentionSettings
 from posttrain.models.latent_attention import has_latents, stored
@@ -39,6 +40,7 @@ class KeyValueCache:
         most_slots: int | None = None,
         tile_step: int | None = None,
         latent: bool = False,
+        rounding: RoundingKernel | None = None,
     ):
         self.kv_heads, self.device, layers = kv_heads, device, tuple(layers)
         self.latent = latent
@@ -48,6 +50,7 @@ class KeyValueCache:
         tiled = partial(TiledSlots, layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
         self.prompts = plain()
         self.responses = plain() if tile_step is None else tiled(step=tile_step)
+        self._rounded = None if rounding is None else RoundedPrompts(self.prompts, rounding)
         self.states = States()  # of layers that have no keys and values
         self._parts: list[tuple[int, int, int, int]] | None = None
         self._copies: list[tuple[int, int, int]] = []
@@ -55,7 +58,13 @@ class KeyValueCache:
         self._rows: dict[int, Tensor] = {}  # by their number: slots and lengths of the rows of a pass
 
     @classmethod
-    def of(cls, model: PreTrainedModel, most_slots: int | None = None, tile_step: int | None = None) -> KeyValueCache:
+    def of(
+        cls,
+        model: PreTrainedModel,
+        most_slots: int | None = None,
+        tile_step: int | None = None,
+        rounding: RoundingKernel | None = None,
+    ) -> KeyValueCache:
         """Create a cache with the sizes of ``model``."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
@@ -72,6 +81,7 @@ class KeyValueCache:
             device=model.device,
             most_slots=most_slots,
             tile_step=tile_step,
+            rounding=rounding,
         )
 
     def prefilling(
@@ -91,6 +101,10 @@ class KeyValueCache:
             longest = max(known + end - start for start, end, _, known in parts)
             self.prompts.make_room(slots, longest, most_slots=self.most_slots)
         self._parts, self._copies = list(parts), list(copies)
+        for _, _, slot, known in parts:
+            self._rewritten(slot, known)
+        for _, slot, _ in copies:
+            self._rewritten(slot)
         self.split = max((end for _, end, _, _ in parts), default=0) if split is None else split
 
     def make_copies(self, layer: int) -> None:
@@ -123,6 +137,16 @@ class KeyValueCache:
             self._rows[rows] = numbers.to(device)
         self.prompt_slots, self.prompt_lens, self.places = self._rows[rows].copy_(numbers)
         self._listed: tuple[Sequence[int], Sequence[int]] | None = prompt_slots, prompt_lens
+        if self._rounded is not None:
+            self._rounded.update(zip(prompt_slots, prompt_lens, strict=True))
+
+    def rounded_prompts(self, layer: int) -> dict[str, int]:
+        """Return the addresses of a layer's rounded keys and values and their scales, where there are any."""
+        return {} if self._rounded is None else self._rounded.addresses[layer]
+
+    def _rewritten(self, slot: int, after: int = 0) -> None:
+        if self._rounded is not None:
+            self._rounded.forget(slot, after)
 
     @property
     def decodes(self) -> bool:
@@ -138,6 +162,7 @@ class KeyValueCache:
     def move_prompt(self, source: int, target: int, length: int) -> None:
         """Copy a prompt of ``length`` tokens over another slot."""
         self.prompts.move(source, target, length)
+        self._rewritten(target)
         self.states.move("prompt", source, target)
 
     @property
@@ -245,6 +270,7 @@ class KeyValueCache:
         """Copy the first ``length`` tokens of a past into a prompt slot: all of them, where there are states."""
         self.prompts.make_room(prompt_slot + 1, length, most_slots=self.most_slots)
         self.states.put_back("prompt", prompt_slot, past.states)
+        self._rewritten(prompt_slot)
         for layer, (keys, values) in past.layers.items():
             self.prompts.keys[layer][prompt_slot, :, :, :length] = keys[:, :, :length]
             self.prompts.values[layer][prompt_slot, :, :length] = values[:, :length]

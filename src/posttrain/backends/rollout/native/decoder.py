@@ -314,7 +314,9 @@ class Decoder:
     def new_cache(self, most_slots: int | None = None) -> KeyValueCache:
         """Create a cache for these passes."""
         tile_step = self.kernels.tile_step if self.kernels is not None and self.compiled_attention else None
-        return KeyValueCache.of(self.model, most_slots, tile_step)
+        kernels = self._prompt_kernels
+        rounding = kernels.rounding if kernels is not None and kernels.rounding.used else None
+        return KeyValueCache.of(self.model, most_slots, tile_step, rounding)
 
     @property
     def _prompt_kernels(self) -> Kernels | None:

@@ -39,6 +39,18 @@ struct Attention {
     void *response_keys, *response_values, *output;
     const float *sinks;  // a score of each head that no key has; may be null
     float scaling, softcap;
+    // Prompts' as whole numbers, of all slots, or null
+    const void *rounded_keys, *rounded_values;
+    const float *key_scales, *value_scales;
+};
+
+// Parts of prompts whose keys and values become whole numbers.
+struct Rounding {
+    int64_t parts, kv_heads, dim, room;
+    const int64_t *slots, *firsts, *lasts;
+    const void *keys, *values;
+    void *rounded_keys, *rounded_values;
+    float *key_scales, *value_scales;
 };
 
 struct Prefill {
@@ -54,6 +66,42 @@ struct Prefill {
 };
 
 namespace {
+
+#ifdef FAST_INT16
+// Of a slot and key head, counted together.
+template <class All>
+Rounded rounded_prompt(const All &all, int64_t number, int64_t room) {
+    int64_t width = (all.dim + 1) / 2 * 2, at = number * room;
+    int16_t *keys = (int16_t *)all.rounded_keys + at * width, *values = (int16_t *)all.rounded_values + at * all.dim;
+    return {keys, values, (float *)all.key_scales + at, (float *)all.value_scales + at, all.dim, width, 0};
+}
+#endif
+
+// Attention over a prompt, of a slot and key head that are counted together.
+template <class T>
+void see_prompt(const Attention &all, Queries<T> &queries, int64_t first, int64_t last, int64_t number) {
+#ifdef FAST_INT16
+    if constexpr (ROUNDS<T>)
+        if (all.rounded_keys) return queries.see(first, last, rounded_prompt(all, number, all.prompt_room));
+#endif
+    int64_t at = number * all.dim * all.prompt_room;
+    const T *keys = (const T *)all.prompt_keys + at, *values = (const T *)all.prompt_values + at;
+    queries.see(first, last, Flat<T>{keys, values, all.prompt_room, all.dim});
+}
+
+template <class T>
+void round_prompts(const Rounding &all, int threads) {
+#ifdef FAST_INT16
+    if constexpr (ROUNDS<T>) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+        for (int64_t item = 0; item < all.parts * all.kv_heads; item++) {
+            int64_t part = item / all.kv_heads, number = all.slots[part] * all.kv_heads + item % all.kv_heads;
+            const T *keys = (const T *)all.keys + number * all.dim * all.room, *values = (const T *)all.values + number * all.dim * all.room;
+            Flat<T>{keys, values, all.room, all.dim}.round(all.firsts[part], all.lasts[part], rounded_prompt(all, number, all.room));
+        }
+    }
+#endif
+}
 
 // For some rows of one prompt, order[first] to order[last], and one key head: turn queries and keys by their positions, store keys
 // and values, attend.
@@ -91,10 +139,8 @@ void attend_rows(const Attention &all, int64_t first, int64_t last, int64_t kv_h
         turn(query_key + (all.heads + kv_head) * dim, cos, sin, all.rotated, dim, rolled.data(), turned.data());
         own(number).put(place, turned.data(), (const T *)all.value + row * all.value_stride + kv_head * dim);
     }
-    int64_t prompt = (all.prompt_slots[all.order[first]] * all.kv_heads + kv_head) * dim * all.prompt_room;
-    const T *keys = (const T *)all.prompt_keys + prompt, *values = (const T *)all.prompt_values + prompt;
-    // As they are: rounding them in every pass takes what it saves, unless many more samples share a prompt.
-    queries.see(0, count * shared, Flat<T>{keys, values, all.prompt_room, dim});
+    int64_t prompt = all.prompt_slots[all.order[first]] * all.kv_heads + kv_head;
+    see_prompt(all, queries, 0, count * shared, prompt);
     for (int64_t number = 0; number < count; number++) {
         int64_t row = all.order[first + number];
         for (int64_t at = number * shared; at < (number + 1) * shared; at++) {
@@ -218,6 +264,8 @@ void prefill(const Prefill &all) {
 // NAME's tokens that lie side by side where keys and values are Tiled.
 #define FOR_DTYPE(NAME, T)                                                                                             \
     extern "C" int64_t tile_step_##NAME() { return Form<T>::STEP; }                                                    \
+    extern "C" int rounds_##NAME() { return ROUNDS<T>; }                                                               \
+    extern "C" void round_##NAME(const Rounding *all, int threads) { round_prompts<T>(*all, threads); }                \
     extern "C" void norm_##NAME(const Norm *all, int64_t rows, int threads) { norm<T>(*all, rows, threads); }          \
     extern "C" void layer_norm_##NAME(const LayerNorm *all, int64_t rows, int threads) {                               \
         layer_norm<T>(*all, rows, threads);                                                                            \

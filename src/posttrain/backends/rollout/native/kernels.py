@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posttrain.backends.rollout.native.cache import KeyValueCache
+from posttrain.backends.rollout.native.rounded_prompts import ADDRESSES, RoundingKernel
 from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
 from posttrain.libraries.cpu_kernels.build import compiled_library
 from posttrain.libraries.cpu_kernels.update import NormForm
@@ -106,6 +107,7 @@ class AttentionArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cos", "sin", "prompt_keys", "prompt_values")),
         *((name, ctypes.c_void_p) for name in ("response_keys", "response_values", "output", "sinks")),
         *((name, ctypes.c_float) for name in ("scaling", "softcap")),
+        *((name, ctypes.c_void_p) for name in ADDRESSES),
     )
 
 
@@ -221,6 +223,7 @@ class Kernels:
         step.restype = number
         self.tile_step = int(step())
         self._prefill.restype = None
+        self.rounding = RoundingKernel(library, DTYPES[dtype])
         self.run_calls = library.run_calls
         self.run_calls.argtypes = (pointer, number, number, threads)
         self.run_calls.restype = None
@@ -302,6 +305,7 @@ class Kernels:
                 sinks=None if settings.sinks is None else settings.sinks.data_ptr(),
                 scaling=settings.scaling,
                 softcap=settings.softcap or 0.0,
+                **cache.rounded_prompts(layer),
             ),
             rows,
             torch.get_num_threads(),

@@ -138,6 +138,9 @@ class _Calls:
         for name, slots in (("prompt", prompts), ("response", responses)):
             given[f"{name}_keys"] = [slots.keys[layer].data_ptr() for layer in range(len(given))]
             given[f"{name}_values"] = [slots.values[layer].data_ptr() for layer in range(len(given))]
+        rounded = [cache.rounded_prompts(layer) for layer in range(len(given))]
+        for name in rounded[0]:
+            given[name] = [addresses[name] for addresses in rounded]
         for kind, layers in self._layers_of.items():
             cos, sin, rotated = turns[kind]
             given["cos"][layers], given["sin"][layers], given["rotated"][layers] = (

@@ -29,7 +29,8 @@ from posttrain.backends.rollout.native.kernels import (
     Turn,
     load_kernels,
 )
-from posttrain.backends.rollout.native.slots import LENGTH_STEP, TiledSlots
+from posttrain.backends.rollout.native.rounded_prompts import RoundingKernel
+from posttrain.backends.rollout.native.slots import LENGTH_STEP, Slots, TiledSlots
 from posttrain.backends.rollout.native.token_pass import TokenPass
 from posttrain.backends.rollout.native.trial import fast_pass
 from posttrain.libraries.cpu_kernels import build as build_module
@@ -176,14 +177,13 @@ def ragged_cache(
     dim: int,
     dtype: torch.dtype,
     tile_step: int | None,
+    rounding: RoundingKernel | None = None,
 ) -> KeyValueCache:
     """Rows of (prompt, tokens of the response so far), full of random numbers where tokens are and of NaN elsewhere."""
-    device = torch.get_default_device()
-    cache = KeyValueCache(layers=[0], kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=device, tile_step=tile_step)
-    cache.prefilling([(0, length, slot, 0) for slot, length in enumerate(prompt_lens)])
-    cache.decoding([p for p, _ in rows], [prompt_lens[p] for p, _ in rows], [cached for _, cached in rows])
-    parts = ((cache.prompts, prompt_lens), (cache.responses, [cached for _, cached in rows]))
-    for slots, lengths in parts:
+    sizes: dict[str, Any] = {"layers": [0], "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype}
+    cache = KeyValueCache(**sizes, device=torch.get_default_device(), tile_step=tile_step, rounding=rounding)
+
+    def fill(slots: Slots, lengths: list[int]) -> None:
         keys, values = torch.full((2, len(slots.keys[0]), kv_heads, dim, slots.length), torch.nan).to(dtype)
         for slot, length in enumerate(lengths):
             for stored in (keys, values):
@@ -194,7 +194,16 @@ def ragged_cache(
             values = values.transpose(2, 3)
         slots.keys[0].copy_(keys)
         slots.values[0].copy_(values)
+
+    cache.prefilling([(0, length, slot, 0) for slot, length in enumerate(prompt_lens)])
+    fill(cache.prompts, prompt_lens)
+    cache.decoding([p for p, _ in rows], [prompt_lens[p] for p, _ in rows], [cached for _, cached in rows])
+    fill(cache.responses, [cached for _, cached in rows])
     return cache
+
+
+def rounding_of(kernels: PassKernels) -> RoundingKernel | None:
+    return kernels.rounding if isinstance(kernels, Kernels) and kernels.rounding.used else None
 
 
 def tiled(numbers: Tensor, step: int, tokens: int | None = None) -> Tensor:
@@ -261,6 +270,7 @@ def turn_of(x: Tensor, turn: Turn) -> Tensor:
     window=st.sampled_from([None, 1, 20, 100]),
     softcap=st.sampled_from([None, 3.0]),
     sinks=st.booleans(),
+    rounds=st.booleans(),
 )
 @settings(max_examples=40)
 def test_attention(
@@ -274,14 +284,17 @@ def test_attention(
     window: int | None,
     softcap: float | None,
     sinks: bool,
+    rounds: bool,
 ) -> None:
-    """Of ragged groups: what comes out, and what is stored. Numbers behind the end of a row are never looked at."""
+    """Of ragged groups, whose prompts may be rounded: what comes out, and what is stored. Numbers behind the end of a row are
+    never looked at."""
     kernels = kernels_of(kind, dtype)
     torch.manual_seed(len(rows))
     kv_heads, heads = 2, 2 * shared
     rows = [(prompt % len(prompt_lens), cached) for prompt, cached in rows]
     with device_of(kind):
-        cache = ragged_cache(rows, prompt_lens, kv_heads, dim, dtype, kernels.tile_step)
+        rounding = rounding_of(kernels) if rounds else None
+        cache = ragged_cache(rows, prompt_lens, kv_heads, dim, dtype, kernels.tile_step, rounding)
         expected_cache = without_nan(cache)
         projected = torch.randn(len(rows), heads + 2 * kv_heads, dim).to(dtype)
         turn = random_turn(len(rows), dim, int(dim * rotated) // 2 * 2)
@@ -318,11 +331,13 @@ def test_attention_of_a_processor_without_products_of_bfloat16(tmp_path: Path, m
 
 
 @DTYPES
-def test_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rounds", [False, True])
+def test_row_does_not_depend_on_the_others(dtype: torch.dtype, rounds: bool) -> None:
     """To the bit: the last of three rows, and the same row alone."""
     kernels = compiled(dtype)
     rows, prompt_lens = [(0, 70), (1, 3), (1, 20)], [30, 17]
-    cache = ragged_cache(rows, prompt_lens, 2, 16, dtype, kernels.tile_step)
+    rounding = rounding_of(kernels) if rounds else None
+    cache = ragged_cache(rows, prompt_lens, 2, 16, dtype, kernels.tile_step, rounding)
     query_key, value = torch.randn(3, 8, 16).to(dtype), torch.randn(3, 2, 16).to(dtype)
     turn = random_turn(3, 16, 16)
     together = kernels.attend(cache, 0, query_key, value, turn, AttentionSettings(0.3))
