@@ -12,6 +12,7 @@ from posttrain.dialects.loaded import LoadedConfig
 from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
 from posttrain.dialects.roll.rules.environments import PICTURED, STEPS
+from posttrain.errors import Problem
 from posttrain.plan.environments.tools import tool_problems
 
 BASE: dict[str, Any] = {
@@ -585,3 +586,9 @@ def test_a_class_that_a_fork_registers_plays_its_environment(load, tmp_path: Pat
     )
     assert (first.settings["options"], first.settings["template"]) == ({"players": 2}, "{observation}?")
     assert (second.settings["path"], second.settings["system"]) == ("roll.games:Dice", "S")
+
+
+def test_the_context_of_a_turn_is_reported_at_sequence_length(load) -> None:
+    field = "environment.max_context_tokens"
+    [found] = load().locate([Problem("it is too long", fix=f"lower {field}", field=field)])
+    assert (found.field, found.fix) == ("sequence_length", "lower sequence_length")

@@ -147,6 +147,7 @@ def _lengths(keys: Reader, tags: list[str]) -> dict[str, Any]:
         keys.problem(f"sequence_length={total} leaves no room beside turns of {turn} tokens", key="sequence_length",
                      fix=f"use sequence_length={turn + 1024}, or shorter turns")  # fmt: skip
         total = turn + 1
+    keys.origins |= dict.fromkeys(("environment.max_context_tokens", "data.max_prompt_tokens"), "sequence_length")
     return {
         "rollout.max_response_tokens": turn,
         "environment.max_context_tokens": total - turn,
