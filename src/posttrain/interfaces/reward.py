@@ -52,6 +52,9 @@ class GroupScorer(Protocol):
     def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Drop groups that were begun and will not be scored."""
 
+    def at_step(self, step: int) -> None:
+        """Tell the number of the training step, from 1, to rewards that take it; validation counts to the step before it."""
+
     def keep_in(self, folder: Path) -> None:
         """Keep caches in the run's folder, where they outlive the process. Raises: ConfigError."""
 

@@ -68,6 +68,7 @@ def run_rl(parts: RlRun, source: GroupSource) -> None:
     def step_with(number: int, clock: Clock) -> StepReport:
         version, epochs_before = roles.policy.version, epochs()
         try:
+            parts.scorer.at_step(number)
             step_plan = plan.step_plan(number)
             selection = source.sample(number, step_plan, clock)
             done = train_on(selection, roles, parts.scorer, parts.rewards, step_plan, clock, source.before_sync)

@@ -40,6 +40,9 @@ class AskingScorer(Scorer):
     def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
         self._scorer.forget(groups)
 
+    def at_step(self, step: int) -> None:
+        self._scorer.at_step(step)
+
     def keep_in(self, folder: Path) -> None:
         self._scorer.keep_in(folder)
 

@@ -34,6 +34,8 @@ from posttrain.verl_rows import columns_read
 
 TokenizerOf = Callable[[], Any]
 REGISTRIES = ("verl.workers.reward_manager", "verl.experimental.reward_loop.reward_manager")
+# Parameters that forks call the step's number
+STEPS = ("step", "global_step", "global_steps", "training_step")
 TOKEN_REWARDS = "token_rewards"  # logged: the number of tokens that got a reward, where it is more than the last
 
 
@@ -101,7 +103,7 @@ class Managed:
         try:
             if hasattr(self._manager, "run_single"):
                 return asyncio.run(_one_by_one(self._manager, batch))
-            answer = _called(self._manager, batch)
+            answer = _called(self._manager, batch, responses[0].get("step") if responses else None)
         except (Exception, SystemExit) as error:  # a user's program may fail in any way
             raise UserRewardError(f"{failed_at(error, type(self._manager))}: {last_line(error)}") from error
         # Behind a fork's rewards stand further values for its loop
@@ -130,11 +132,13 @@ def _attributes(value: Any) -> Any:
     return OmegaConf.create(dict(value))
 
 
-def _called(manager: Any, batch: Any) -> Any:
-    """Ask for a mapping, where the manager takes that, as verl does."""
+def _called(manager: Any, batch: Any, step: int | None) -> Any:
+    """Ask for a mapping, where the manager takes that, as verl does; a fork's that takes the step gets its number."""
     parameters = inspect.signature(manager.__call__).parameters
     takes = "return_dict" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return manager(batch, return_dict=True) if takes else manager(batch)
+    given: dict[str, Any] = {"return_dict": True} if takes else {}
+    given |= {name: step for name in STEPS if name in parameters and step is not None}
+    return manager(batch, **given)
 
 
 async def _one_by_one(manager: Any, batch: Any) -> list[Mapping[str, Any]]:

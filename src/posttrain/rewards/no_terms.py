@@ -32,6 +32,9 @@ class NothingToScore:
         nothing = Invalid(NO_REWARD, self._why)
         return [(nothing,) * len(group.trajectories) for group in groups]
 
+    def at_step(self, step: int) -> None:
+        """No-op: nothing is scored."""
+
     def keep_in(self, folder: Path) -> None:
         """No-op: nothing is cached."""
 

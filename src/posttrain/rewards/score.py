@@ -66,8 +66,8 @@ class ResponseText:
 
     response: str  # without special tokens
     sequence: str = ""  # prompt and response with special tokens; "" when no term reads it
-    # prompt_ids, response_ids and response_mask, as lists; None when no term reads them
-    tokens: Mapping[str, list[int]] | None = None
+    # prompt_ids, response_ids and response_mask, as lists, and the step where it is known; None when no term reads them
+    tokens: Mapping[str, Any] | None = None
 
     def read_by(self, term: Term) -> Any:
         if term.reads_tokens:
@@ -79,7 +79,9 @@ class ResponseText:
 Decode = Callable[[Sequence[int]], str]
 
 
-def response_texts(group: TrajectoryGroup, terms: Sequence[Term], decode: Decode | None) -> list[ResponseText]:
+def response_texts(
+    group: TrajectoryGroup, terms: Sequence[Term], decode: Decode | None, *, step: int | None = None
+) -> list[ResponseText]:
     """Return the texts of a group's responses, in order. Without ``decode`` (responses from a file, which have no token ids)
     the sequence is the prompt's text followed by the response's."""
     reads_sequence = any(term.reads_sequence for term in terms)
@@ -89,7 +91,8 @@ def response_texts(group: TrajectoryGroup, terms: Sequence[Term], decode: Decode
     found = []
     for trajectory in group.trajectories:
         prompt = group.prompt.token_ids if trajectory.prompt_token_ids is None else trajectory.prompt_token_ids
-        whole, tokens = "", None
+        whole = ""
+        tokens: dict[str, Any] | None = None
         if reads_sequence:
             whole = decode([*prompt, *trajectory.token_ids]) if decode else group.prompt.text + trajectory.text
         if reads_tokens:
@@ -98,6 +101,7 @@ def response_texts(group: TrajectoryGroup, terms: Sequence[Term], decode: Decode
                 "prompt_ids": list(prompt),
                 "response_ids": list(trajectory.token_ids),
                 "response_mask": [int(one) for one in mask],
+                "step": step,
             }
         found.append(ResponseText(trajectory.text, whole, tokens))
     return found

@@ -89,6 +89,9 @@ class ScorerHere:
     def forget(self, groups: Sequence[TrajectoryGroup]) -> None:
         """No-op: nothing is begun."""
 
+    def at_step(self, step: int) -> None:
+        """No-op: no built-in reward depends on the step."""
+
     def keep_in(self, folder: Path) -> None:
         """No-op: nothing is cached."""
 
@@ -117,6 +120,7 @@ class ScorerInWorkers:
         self._one_by_one = any(not term.batched for term in self._terms)
         # By id(group); None where all terms are batched
         self._begun: dict[int, tuple[TrajectoryGroup, Replies[Reply] | None]] = {}
+        self._step = 0  # before the first one
         self._kept: set[int] = set()  # of these, the ones that stay until they are scored or forgotten
         limits = Limits(
             wall_s=config.timeout_s,
@@ -179,6 +183,9 @@ class ScorerInWorkers:
             self._begun.pop(id(group), None)
             self._kept.discard(id(group))
 
+    def at_step(self, step: int) -> None:
+        self._step = step
+
     def keep_in(self, folder: Path) -> None:
         """No-op: nothing is cached."""
 
@@ -213,7 +220,7 @@ class ScorerInWorkers:
         return self._pool.submit_written(calls, [group.trajectories[number].sample_id for number in numbers], alike)
 
     def _read(self, group: TrajectoryGroup) -> list[ResponseText]:
-        return response_texts(group, self._terms, self._decode)
+        return response_texts(group, self._terms, self._decode, step=self._step)
 
     def _call_batched(self, index: int, term: Term, groups: Sequence[TrajectoryGroup]) -> Iterator[SentAnswer]:
         """Call a batched term on all responses that it counts for, on halves again where that fails. Yields: its answers, in the

@@ -145,6 +145,9 @@ class ScorerWithServers(Scorer):
                 outcome = _added(outcome, self._served[place], result)
         return outcome
 
+    def at_step(self, step: int) -> None:
+        self._rest.at_step(step)
+
     def keep_in(self, folder: Path) -> None:
         """Cache answers in the run's folder, so that a resumed run does not pay for them again. Raises: ConfigError."""
         for term in self._served:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 
 from posttrain.config.reward import RewardConfig, RewardTerm
 from posttrain.errors import ConfigError
+from posttrain.interfaces.reward import BatchedRewardFn
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import StopReason, Trajectory, TrajectoryGroup
 from posttrain.rewards.load import check_rewards, load_rewards
+from posttrain.rewards.score import response_texts
 from verl_scores_fork import KNIGHTS, MAIN, NAIVE, PLACES, SCORES, write
 
 
@@ -71,6 +74,27 @@ def test_a_key_that_is_not_there_takes_the_programs_default(tmp_path: Path) -> N
 def test_rewards_beside_further_values_for_the_forks_loop_are_taken(tmp_path: Path) -> None:
     write(tmp_path, main=MAIN.replace("return rewards\n", "return rewards, 3\n"), scores="", knights=KNIGHTS)
     assert scored(program(tmp_path, algorithm={}), (7, 8)) == [1.0]
+
+
+@pytest.mark.parametrize("parameter", ["step", "global_steps=9"])
+def test_an_object_that_takes_the_step_gets_its_number(tmp_path: Path, parameter: str) -> None:
+    """As ``self.reward_fn(batch, self.global_steps)`` hands it over; a default does not stand for it."""
+    name = parameter.partition("=")[0]
+    main = MAIN.replace("data: DataProto)", f"data: DataProto, {parameter})").replace(
+        "return rewards\n", f"return rewards * {name}\n"
+    )
+    write(tmp_path, main=main, scores="", knights=KNIGHTS)
+    config = RewardConfig(terms=[program(tmp_path, algorithm={})])
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: " ".join(str(int(one)) for one in ids))
+    terms = load_rewards(config, tokenizer=lambda: tokenizer).terms
+    prompt = Prompt(prompt_id="a:0", token_ids=(1, 2), text="?", data_source="knights", ground_truth="7 8")
+    sampled = Trajectory(sample_id="a:0/0", token_ids=(7, 8), logprobs=(0.0, 0.0), text="", stop_reason=StopReason.EOS,
+                         policy_version=0)  # fmt: skip
+    group = TrajectoryGroup(prompt=prompt, trajectories=(sampled,))
+    (text,) = response_texts(group, terms, None, step=4)
+    reward = cast(BatchedRewardFn, terms[0].reward)
+    (found,) = reward([prompt], [text.read_by(terms[0])])
+    assert isinstance(found, Mapping) and found["score"] == 4.0
 
 
 def test_scorers_by_data_source_are_the_forks(tmp_path: Path) -> None:
