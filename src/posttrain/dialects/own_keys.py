@@ -145,7 +145,11 @@ def _naming(keys: Sequence[str]) -> str:
 def looks_misspelt(key: str, guess: str) -> bool:
     section, _, leaf = key.rpartition(".")
     other_section, _, other = guess.rpartition(".")
-    return section == other_section and SequenceMatcher(None, leaf, other, autojunk=False).ratio() >= MISSPELT
+    # Two letters of a short name are more than a fifth of it
+    swapped = len(leaf) > 3 and sorted(leaf) == sorted(other)
+    return section == other_section and (
+        swapped or SequenceMatcher(None, leaf, other, autojunk=False).ratio() >= MISSPELT
+    )
 
 
 def drops_any_value(key: str, known: Known) -> bool:

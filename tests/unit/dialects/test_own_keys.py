@@ -107,6 +107,8 @@ def test_what_looks_misspelt_is_not_dropped_unless_it_is_named() -> None:
     [problem] = read(wrong, drop=True).problems
     assert problem.fix.startswith(f"did you mean {A}.ppo_mini_batch_size? If it is yours, name it:")
     assert not read(wrong, f"+posttrain.own_keys=[{A}.ppo_mini_bach_sise]").problems
+    [problem] = read("actor_rollout_ref.model.ptah=mine", drop=True).problems  # of four letters, two are swapped
+    assert problem.fix.startswith("did you mean actor_rollout_ref.model.path?")
 
 
 @pytest.mark.parametrize(

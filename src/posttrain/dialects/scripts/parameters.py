@@ -11,7 +11,7 @@ from posttrain.dialects.scripts.arithmetic import computed
 from posttrain.dialects.scripts.state import HOLE, Shell, not_given
 
 _FORM = re.compile(r"([!#]?)(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
-_OVERRIDE = re.compile(r"(?:\+{0,2})\w+(?:\.\w+)+=")  # of a key below a section
+_OVERRIDE = re.compile(r"(?:\+{0,2})\w+(?:\.[\w-]+)+=")  # of a key below a section, which may be misspelt
 # Variables that the shell itself sets.
 _DRAWN = {
     *(

@@ -82,6 +82,7 @@ def test_an_override_is_not_the_value_of_an_optional_argument(tmp_path: Path) ->
     text = f'E=${{1:-vllm}}\n{CALL}e=$E "$@"\n'
     assert words(tmp_path, text, "a.b=1", "c.d=2") == ["e=vllm", "a.b=1", "c.d=2"]
     assert "$1 keeps its default vllm: a.b=1 is an override" in str(read(tmp_path, text, "a.b=1").notes)
+    assert words(tmp_path, text, "a.b-c=1") == ["e=vllm", "a.b-c=1"]  # a misspelt key, which is named as one
     assert words(tmp_path, text) == ["e=vllm"]
     # As in a shell: a name, an override that is the default's kind, and one whose place has no default
     assert words(tmp_path, text, "hf", "a.b=1") == ["e=hf", "hf", "a.b=1"]
