@@ -176,15 +176,22 @@ def run(request: dict[str, Any]) -> None:
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path[0] = ""
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))  # noqa: S102  # the code is a test's
+        _as_main(compile(rest[0], "<string>", "exec"))
     elif first == "-m":
         sys.argv = rest
         sys.path[0] = os.getcwd()
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(first).resolve().parent)
-        runpy.run_path(first, run_name="__main__")
+        _as_main(compile(Path(first).read_bytes(), first, "exec"), __file__=first)
+
+
+def _as_main(code: types.CodeType, **names: str) -> None:
+    """Run the code of a script in a module that is the main one, for multiprocessing too, which has another name for it."""
+    module = types.ModuleType("__main__")
+    vars(module).update(names)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    exec(code, vars(module))  # noqa: S102  # a test's
 
 
 if __name__ == "__main__":
