@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import re
@@ -22,6 +23,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # see one_thread
 # The same examples on every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("posttrain", derandomize=True, deadline=None)
 settings.load_profile("posttrain")
+
+logging.getLogger().addHandler(
+    logging.NullHandler()
+)  # what nobody looks at is not printed: some tests look at what is printed
 
 WHOLLY_SLOW = re.compile(r"^pytestmark = (pytest\.mark\.slow|\[.*pytest\.mark\.slow.*\])$", re.MULTILINE)
 
@@ -69,6 +74,17 @@ def one_thread() -> None:
     the runs that are started as processes."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What comes to the root logger in a test."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    yield records
+    logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)

@@ -122,10 +122,10 @@ def test_without_the_library(served_model: Path, monkeypatch: pytest.MonkeyPatch
         lora.add_adapter(model, NF4)
 
 
-def test_only_the_warning_of_the_import_is_silenced(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_warning_of_the_import_is_silenced(logged: list[logging.LogRecord]) -> None:
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     with quantized.without_kernel_notice():
         logger.warning("Failed to load CPU gemm_4bit_forward")
         logger.error("broken")
     logger.warning("later")
-    assert [record.message for record in caplog.records] == ["broken", "later"]
+    assert [record.getMessage() for record in logged] == ["broken", "later"]
