@@ -139,7 +139,7 @@ def test_a_section_in_the_place_of_a_number_is_one_problem() -> None:
         ("verl", (), "actor_rollout_ref.rollout.temperature=1e9", "at most 100"),
         # Numbers that a rule would turn into others
         ("verl", (), "trainer.critic_warmup=-1", "must be int from 0, not -1"),
-        ("verl", (), "actor_rollout_ref.actor.tis_imp_ratio_cap=nan", "must be float, not nan"),
+        ("verl", (), "actor_rollout_ref.actor.tis_imp_ratio_cap=nan", "must be float from -1, not nan"),
         ("skyrl", (), "environment.skyrl_gym.search.topk=-1", "must be int from 1, not -1"),
         (
             "skyrl",
