@@ -15,7 +15,7 @@ from tests.unit.dialects.config_readers import Readers, find_readers, parsed
 from tests.unit.dialects.program_types import Program, Type
 
 from posttrain.dialects.detect import load_dialect
-from posttrain.registry import ADVANTAGES, POLICY_LOSSES
+from posttrain.registry import ADVANTAGES, DIVERGENCES, POLICY_LOSSES
 
 pytestmark = pytest.mark.slow
 ROOTS = {
@@ -23,7 +23,7 @@ ROOTS = {
 }  # fmt: skip
 # Entries of these reach a library, or a plan of an engine, by their names: test_mapped_rows_are_read.py.
 HANDED_ON = ("engine_options", "engine_sampling")
-FUNCTIONS = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
+FUNCTIONS = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES, "distillation.divergence": DIVERGENCES}
 
 
 @cache
@@ -118,7 +118,7 @@ def _uses(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
 
 
 def test_every_setting_of_a_function_is_used_by_one_that_takes_it() -> None:
-    """Settings of estimators and losses are their own parameters; those of environments, of the environment's."""
+    """Settings of estimators, losses and divergences are their own parameters; those of environments, of the environment's."""
     free = {path for entry, field, _ in mapped() for section, path in steps(entry, field) if not section}
     functions = [
         (file, node)
@@ -135,6 +135,7 @@ def test_every_setting_of_a_function_is_used_by_one_that_takes_it() -> None:
             "advantage": "algos/",
             "loss": "algos/",
             "method": "algos/",
+            "distillation.divergence": "algos/",
             "environment.settings": ("envs/", "backends/"),
         }
         assert section in places, path
