@@ -40,7 +40,8 @@ def arguments_of(example: str) -> list[str]:
 
 
 def read(example: str) -> dict[str, Any]:
-    """The configuration without the names that each example has of its own."""
+    """The configuration without the names that each example has of its own, and without epochs where steps are set: verl's 30
+    would end the run, too, but these steps are fewer."""
     words = [word for word in arguments_of(example) if word not in ("--dialect", "verl")]
     path = words.pop(0) if words[0].endswith(".yaml") else None
     loaded = read_config(path, words, "verl" if example == VERL else None)
@@ -50,6 +51,8 @@ def read(example: str) -> dict[str, Any]:
     for section, names in {"run": ("name", "folder"), "tracking": ("project",), "checkpoint": ("folder",)}.items():
         for name in names:
             del config[section][name]
+    epochs = config["run"].pop("total_epochs"), config["run"].pop("within_epochs")
+    assert config["run"]["total_steps"] and epochs in ((1, False), (30, True))
     return config
 
 
