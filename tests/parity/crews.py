@@ -29,7 +29,7 @@ class MortalCrew(ThreadCrew):
         super().__init__(seats, send, resumes=resumes)
         self._renew, self._kills = renew, kills
         self._joining: list[SeatInThread] = []
-        self.lock = threading.Lock()
+        self._changing = threading.RLock()  # the members and those that join: two threads find losses
 
     def call(self, member: SeatInThread, method: str, *arguments: Any) -> Future[Any]:
         if method == "turn" and self._kills and self._kills(arguments[0]):
@@ -55,23 +55,25 @@ class MortalCrew(ThreadCrew):
         return result
 
     def drop(self, member: SeatInThread) -> None:
-        if member not in self._members:
-            return  # the other thread has found it, too
-        super().drop(member)
-        if self._renew:
-            name = f"{member.name} again"
-            fresh = SeatInThread(name, self._renew(name), member.thread)
-            self._joining.append(fresh)
+        with self._changing:
+            if member not in self._members:
+                return  # the other thread has found it, too
+            super().drop(member)
+            if self._renew:
+                name = f"{member.name} again"
+                self._joining.append(SeatInThread(name, self._renew(name), member.thread))
 
     def wait_for_joiner(self) -> None:
-        for member in [each for each in self._members if each.trouble]:
-            self.drop(member)
-        if not self._joining:
-            raise RunStopped("no sampler is left, and none is being started")
+        with self._changing:
+            for member in [each for each in self._members if each.trouble]:
+                self.drop(member)
+            if not self._joining:
+                raise RunStopped("no sampler is left, and none is being started")
 
     def publish(self, policy: TrainEngine) -> Served:
-        if not self.alive():
-            self.wait_for_joiner()
-        self._members += self._joining
-        self._joining.clear()
+        with self._changing:
+            if not self.alive():
+                self.wait_for_joiner()
+            self._members += self._joining
+            self._joining.clear()
         return super().publish(policy)
