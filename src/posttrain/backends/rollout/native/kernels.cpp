@@ -2,9 +2,9 @@
 //
 // The same calculations are in decoder.py and cache.py as torch operations, which serve where this cannot be compiled. Here they
 // are one call each instead of ten, and attention reads of every row's keys and values as much as there is, not as much as the
-// longest has. All is computed in float32, products of attention in bfloat16 with sums in float32 where the processor has them, or by
-// whole numbers (rounded.h); what is stored is rounded once. kernels.py compiles this for the processor at hand and says what the arguments are. Every width
-// is at least LANES.
+// longest has. All is computed in float32, products of attention in bfloat16 with sums in float32 where the processor has them,
+// or by whole numbers (rounded.h); what is stored is rounded once. kernels.py compiles this for the processor at hand and says what
+// the arguments are. Every width is at least LANES.
 
 #include "attention.h"
 #include "draw.h"
@@ -96,8 +96,9 @@ void round_prompts(const Rounding &all, int threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
         for (int64_t item = 0; item < all.parts * all.kv_heads; item++) {
             int64_t part = item / all.kv_heads, number = all.slots[part] * all.kv_heads + item % all.kv_heads;
-            const T *keys = (const T *)all.keys + number * all.dim * all.room, *values = (const T *)all.values + number * all.dim * all.room;
-            Flat<T>{keys, values, all.room, all.dim}.round(all.firsts[part], all.lasts[part], rounded_prompt(all, number, all.room));
+            int64_t at = number * all.dim * all.room;
+            Flat<T> from{(const T *)all.keys + at, (const T *)all.values + at, all.room, all.dim};
+            from.round(all.firsts[part], all.lasts[part], rounded_prompt(all, number, all.room));
         }
     }
 #endif
