@@ -67,10 +67,13 @@ def make(tmp_path: Path, model: Path, files: tuple[Path, Path]) -> Make:
     return make_config
 
 
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def comparable(folder: Path) -> str:
     """metrics.jsonl without times and speeds, as text."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/"))} for line in lines]
+    kept = [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/"))} for line in lines_of(folder)]
     return "\n".join(json.dumps(line, sort_keys=True) for line in kept)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_vision_runs import Make, files, make, model
+from test_vision_runs import Make, files, lines_of, make, model
 from test_vision_step import FAMILIES, plain_inputs, prompt_with, scored_groups
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
@@ -186,3 +186,42 @@ def test_the_policy_of_a_critic_s_family_is_unchanged(folder: Path) -> None:
     again = load_causal_lm(str(folder), dtype=torch.float32)
     assert type(policy) is type(again)
     assert all(torch.equal(one, other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_two_workers_make_the_run_of_one_process(make: Make, model: Path, tmp_path: Path) -> None:
+    """With a reference, a critic and a reward model, which all see the pictures; and the sampler does."""
+    pytest.importorskip("ray")
+    judge = classifier_folder(model, tmp_path / "judge")
+    ppo: dict[str, dict[str, Any]] = {
+        "advantage": {"name": "gae"},
+        "critic": {"path": str(model), "sequences_per_mini_batch": 6, "optimizer": {"lr": 1e-3}},
+        "reward": {"model": {"path": str(judge)}},
+    }
+    alone = train_run(make("alone", **ppo))
+    two = {
+        **ppo,
+        "policy": {"engine": "fsdp"},
+        "critic": ppo["critic"] | {"engine": "fsdp"},
+        "reward": {"model": {"path": str(judge), "engine": "fsdp"}},
+        "placement": {"devices": 2, "runtime": "ray"},
+    }
+    shared = train_run(make("shared", **two))
+
+    def first_of(run: Path, name: str = "samples/step_1.jsonl") -> list[Any]:
+        rows = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        return [(row["sample_id"], row["response"], row["images"]) for row in rows]
+
+    assert first_of(shared) == first_of(alone)
+    steps = [[line for line in lines_of(run) if "gap/mean" in line] for run in (shared, alone)]
+    assert len(steps[0]) == 2
+    for mine, theirs in zip(*steps, strict=True):
+        assert mine["gap/mean"] < 1e-5
+        for name in (
+            "reward/mean",
+            "policy/loss",
+            "policy/grad_norm",
+            "critic/loss",
+            "critic/grad_norm",
+        ):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name

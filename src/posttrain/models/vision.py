@@ -8,7 +8,7 @@ samplers are those of text.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,11 @@ def freeze_vision(model: PreTrainedModel, field: str = "model.freeze_vision") ->
 
 
 def model_inputs(
-    model: PreTrainedModel, token_ids: Tensor, position_ids: Tensor, placed: Sequence[PlacedImages] = ()
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    placed: Sequence[PlacedImages] = (),
+    idle: Sequence[PromptImages] = (),
 ) -> dict[str, Tensor]:
     """Return the forward inputs of a packed row: ids and positions, or embeddings and positions when it holds images.
 
@@ -76,13 +80,16 @@ def model_inputs(
     (time, height, width: multimodal rotary embeddings) gets those of its own rule for each prompt; responses continue from
     there.
 
-    Args: token_ids, position_ids [N] int64, positions from 0 in every prompt as for text; placed: the images in the row.
+    Args: token_ids, position_ids [N] int64, positions from 0 in every prompt as for text; placed: the images in the row; idle:
+        images outside of it, each of which is a pass of the tower that changes no number.
     Returns: tensors [1, N], but inputs_embeds [1, N, hidden] and three-part position_ids [3, 1, N].
     Raises: ModelError when the model's family does not support images, or the numbers of image tokens and features differ.
     """
-    if not placed:
+    if not placed and not idle:
         return {"input_ids": token_ids[None], "position_ids": position_ids[None]}
     features = image_features(model, [each.images for each in placed])
+    # Before the embeddings, where processes with images have their passes.
+    nothing = [image_features(model, [one])[one.content_hash].sum() * 0 for one in idle]
     places, rows = [], []
     positions = position_ids.expand(3, -1).clone() if _three_parts(model) else position_ids
     for each in placed:
@@ -98,8 +105,11 @@ def model_inputs(
             positions[:, each.start : end], shift = _positions(model, prompt, is_image, each.images)
             positions[:, end : each.end] += shift
     embedded = model.get_input_embeddings()(token_ids)
-    # Distinct places: the gradient of each feature is a plain read, which is deterministic.
-    embedded = embedded.index_put((torch.cat(places),), torch.cat(rows).to(embedded.dtype))
+    if placed:
+        # Distinct places: the gradient of each feature is a plain read, which is deterministic.
+        embedded = embedded.index_put((torch.cat(places),), torch.cat(rows).to(embedded.dtype))
+    for none in nothing:
+        embedded = embedded + none.to(embedded.dtype)
     return {
         "inputs_embeds": embedded[None],
         "position_ids": positions[:, None] if _three_parts(model) else positions[None],
@@ -114,12 +124,8 @@ def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> di
     """
     _refuse_other_families(model)
     body: Any = model.base_model
-    distinct = {one.content_hash: one for one in images}
     found: dict[str, Tensor] = {}
-    # Patches of any sizes are concatenated in one row; tiles, [1, tiles, 3, height, width], must have one size.
-    for tile, some in groupby(distinct.items(), key=lambda item: item[1].features["pixel_values"].shape[2:]):
-        along = 1 if tile else 0
-        each = {content_hash: one.features for content_hash, one in some}
+    for along, each in _passes(images):
         given = {
             name: torch.tensor(np.concatenate([of[name] for of in each.values()], axis=along), device=model.device)
             for name in next(iter(each.values()))
@@ -130,6 +136,22 @@ def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> di
         parts = features.split([count * len(features) // sum(units) for count in units])
         found |= zip(each, parts, strict=True)
     return found
+
+
+def tower_passes(images: Sequence[PromptImages]) -> int:
+    """Return the number of passes of the tower that ``image_features`` makes."""
+    return len(_passes(images))
+
+
+def _passes(images: Sequence[PromptImages]) -> list[tuple[int, dict[str, Mapping[str, np.ndarray]]]]:
+    """Split distinct images into what the tower reads at once. Patches of any sizes are concatenated in one row; tiles,
+    [1, tiles, 3, height, width], must have one size.
+
+    Returns: of each pass the axis to concatenate along, and the processor's arrays by content hash.
+    """
+    distinct = {one.content_hash: one.features for one in images}
+    groups = groupby(distinct.items(), key=lambda item: item[1]["pixel_values"].shape[2:])
+    return [(1 if tile else 0, dict(some)) for tile, some in groups]
 
 
 def position_shift(position_ids: Tensor, start: int, end: int) -> int:

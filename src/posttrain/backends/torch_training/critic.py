@@ -12,7 +12,6 @@ from posttrain.backends.torch_training.optimized_model import MicroBatch, Optimi
 from posttrain.backends.torch_training.scoring import over_rows
 from posttrain.data.packing import pack
 from posttrain.models.value_head import head_name, token_values
-from posttrain.models.vision import model_inputs
 from posttrain.records.batches import LossCounts, SequenceBatch, TrainBatch
 from posttrain.records.plans import PreferencePlan, ValueLossPlan
 from posttrain.records.span_tensors import row_counts
@@ -54,7 +53,7 @@ class ValueModel(OptimizedModel):
             lambda: token_values(
                 self.model,
                 row.predicting,
-                **model_inputs(self.model, row.token_ids, row.position_ids, row.images),
+                **row.inputs(self.model),
                 attention_layout=row.layout,
                 use_cache=False,
             ),

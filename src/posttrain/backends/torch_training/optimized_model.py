@@ -189,6 +189,7 @@ class OptimizedModel:
         skips = self._sharding.skips_backward
         held = self._masters.hold_gradients
         parts = self._parts(batch, still if skips else None)
+        self._sharding.begin(batch.sequences.images)
         with self._learning():
             for place, rows in enumerate(parts, start=1):
                 micro = batch.rows(rows or list(range(self.cutter.rows_together)))

@@ -228,6 +228,7 @@ class PolicyModel(OptimizedModel):
         whole = self.cutter.cut(batch.sequences)
         loads = [self.cutter.tokens(batch.sequences, rows) for rows in whole]
         counts: Tensor | None = None
+        self._sharding.begin(batch.sequences.images)
         for rows in self._sharding.deal(whole, loads):
             micro = batch.rows(rows or [0])
             packed = self._scorer.pack(micro.sequences, share_prompts=self.cutter.share_prompts)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
@@ -22,7 +24,9 @@ from posttrain.config.roles import learner_of
 from posttrain.data.packing import PackedSequences
 from posttrain.errors import ConfigError, Problem
 from posttrain.models.sequence_parallel import SplitRow, collect, gathered, stretch
+from posttrain.models.vision import tower_passes
 from posttrain.plan.engine import engine_options
+from posttrain.records.images import PromptImages
 from posttrain.records.partial_tensors import in_parts
 
 Settings = TypeVar("Settings")
@@ -42,6 +46,7 @@ class RanksSharding(Sharding, ABC):
         self.device_type = device_type
         self.compute_dtype = compute_dtype
         self.sequence = sequence
+        self._smallest: PromptImages | None = None  # images of the batch that is passed over; None: it has none
         if sequence > 1:
             pairs = init_device_mesh(
                 device_type, (self.ranks // sequence, sequence), mesh_dim_names=("data", "sequence")
@@ -73,9 +78,21 @@ class RanksSharding(Sharding, ABC):
             sequence=self.sequence,
         )
 
+    def begin(self, images: Sequence[PromptImages | None]) -> None:
+        found = [each for each in images if each is not None]
+        self._smallest = min(found, key=lambda each: each.features["pixel_values"].size, default=None)
+
+    def _idle_images(self, packed: PackedSequences) -> tuple[PromptImages, ...]:
+        """Return the images for ``Row.idle_images``. Every process must use the tower's weights as often as the others, so that
+        they can be gathered, and their gradients reduced."""
+        if self._smallest is None:
+            return ()
+        passes = tower_passes([each.images for each in packed.images])
+        return (self._smallest,) * (self.most(passes) - passes)
+
     def row(self, packed: PackedSequences, counted: Tensor | None = None) -> Row:
         """Return this process's input: with sequence > 1 a slice of the tokens, and the scores within it."""
-        whole = super().row(packed, counted)
+        whole = replace(super().row(packed, counted), idle_images=self._idle_images(packed))
         if self.sequence == 1:
             return whole
         token_ids = stretch(packed.token_ids, self.group)
@@ -90,6 +107,10 @@ class RanksSharding(Sharding, ABC):
             predicting=packed.predicting[scored] - first if len(places) else scored,
             targets=packed.targets[scored],
             places=places,
+            images=whole.images,
+            idle_images=whole.idle_images,
+            whole=packed if packed.images else None,
+            stretch=partial(stretch, group=self.group),
             own=packed.own.at(places) if packed.own else None,
             # Padding has no experts, and losses do not look at it
             experts=None if packed.experts is None else stretch(packed.experts, self.group, -1),

@@ -21,7 +21,6 @@ from posttrain.backends.torch_training.sharding import Row, Sharding
 from posttrain.data.packing import PackedSequences, pack, unpack_tokens
 from posttrain.models.head import HeadForm, head_form, last_hidden_states, states_at
 from posttrain.models.routing import Routers
-from posttrain.models.vision import model_inputs
 from posttrain.records.batches import SequenceBatch, TeacherScores, take_rows
 from posttrain.records.notices import Notices
 from posttrain.records.plans import DistillationPlan
@@ -285,8 +284,7 @@ class LogprobScorer:
 
     def hidden(self, row: Row) -> Tensor:
         """Compute the hidden states that predict the scored tokens, [m, H]."""
-        inputs = model_inputs(self.model, row.token_ids, row.position_ids, row.images)
-        states = last_hidden_states(self.model, row.layout, **inputs)
+        states = last_hidden_states(self.model, row.layout, **row.inputs(self.model))
         return states_at(states[0], row.predicting)
 
 
@@ -324,6 +322,7 @@ def with_own(
 def over_rows(batch: SequenceBatch, cutter: Cutter, sharding: Sharding, of: Callable[[list[int]], Tensor]) -> Tensor:
     """Compute ``of(rows)``, [b, T], for every micro-batch of a batch, as [B, T]. No gradient: a part that exceeds the memory is
     cut and repeated alone."""
+    sharding.begin(batch.images)
     whole = cutter.cut(batch)
     waiting = sharding.deal(whole, [cutter.tokens(batch, rows) for rows in whole])[::-1]
     found: list[Tensor] = []
@@ -354,7 +353,7 @@ def response_logits(model: PreTrainedModel, row: Row) -> Tensor:
     positions, each = row.predicting.unique(return_inverse=True)
     shared = len(positions) < len(each)
     output = model(
-        **model_inputs(model, row.token_ids, row.position_ids, row.images),
+        **row.inputs(model),
         attention_layout=row.layout,
         logits_to_keep=positions if shared else row.predicting,
         use_cache=False,

@@ -14,7 +14,8 @@ from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.data.packing import OwnDistributions, PackedSequences
 from posttrain.models.chunks import Chunk, whole_chunk
 from posttrain.models.packed_attention import shared_layout
-from posttrain.records.images import PlacedImages
+from posttrain.models.vision import model_inputs
+from posttrain.records.images import PlacedImages, PromptImages
 
 T = TypeVar("T")
 
@@ -32,10 +33,26 @@ class Row:
         None  # [k] int64, of the first k of the m scores among all of the packed row; None: m are all
     )
     images: tuple[PlacedImages, ...] = ()
+    # Images that the vision tower reads besides, one after the other and with weight 0: other processes run it as much more often
+    idle_images: tuple[PromptImages, ...] = ()
+    whole: PackedSequences | None = None  # of a slice of a row with images
+    stretch: Callable[[Tensor], Tensor] | None = None  # takes the slice from values of the whole row, [N, ...]
     own: OwnDistributions | None = None  # of some of the m scores; None: all have the run's
     # Of the tokens that this process's routers see:
     experts: Tensor | None = None  # [n, layers, chosen], which they replay
     counted: Tensor | None = None  # [n] bool, at which losses of routers look
+
+    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Compute the forward inputs of this process's part: see ``models.vision.model_inputs``. Images may lie across borders of
+        slices, so the embeddings of the whole row are computed, and each process takes its own."""
+        if self.whole is None or self.stretch is None:
+            return model_inputs(model, self.token_ids, self.position_ids, self.images, self.idle_images)
+        inputs = model_inputs(model, self.whole.token_ids, self.whole.position_ids, self.images, self.idle_images)
+        positions = inputs["position_ids"]  # [1, N], or [3, 1, N]
+        return {
+            "inputs_embeds": self.stretch(inputs["inputs_embeds"][0])[None],
+            "position_ids": self.stretch(positions.movedim(-1, 0)).movedim(0, -1),
+        }
 
 
 class Sharding:
@@ -74,6 +91,9 @@ class Sharding:
     def forward(self, model: nn.Module, scores: Callable[[], T]) -> T:
         """Run ``scores()``, which runs the model, in a context where its parameters are readable."""
         return scores()
+
+    def begin(self, images: Sequence[PromptImages | None]) -> None:
+        """Begin the passes over a batch with these images of its rows."""
 
     def row(self, packed: PackedSequences, counted: Tensor | None = None) -> Row:
         """Return the part of a packed row that this process reads. Args: counted [N] bool, the tokens at which losses of routers

@@ -292,6 +292,7 @@ class DeepspeedPlan(EnginePlan):
     shares_out: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
     splits_sequences: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True
     saves_parts: ClassVar[bool] = False  # a process has stretches of all weights in a row, no parts of tensors
 
     def shard(self, options: Mapping[str, Any], ranks: int) -> int:

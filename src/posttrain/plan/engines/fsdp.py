@@ -214,6 +214,7 @@ class FsdpPlan(EnginePlan):
     scales_losses: ClassVar[bool] = True
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd", "muon")
     splits_sequences: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True
 
     def shard(self, options: Mapping[str, Any], ranks: int) -> int:
         return fsdp_settings(options, ranks).settings.shard

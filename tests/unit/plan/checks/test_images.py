@@ -27,11 +27,11 @@ def test_what_reads_images(engine: str) -> None:
     ("sections", "field"),
     [
         ({"rollout": {"engine": "sglang"}}, "rollout.engine"),
-        ({"policy": {"engine": "fsdp"}}, "policy.engine"),
-        ({"advantage": {"name": "gae"}, "critic": {"engine": "fsdp"}}, "critic.engine"),
+        ({"policy": {"engine": "megatron"}}, "policy.engine"),
+        ({"advantage": {"name": "gae"}, "critic": {"engine": "megatron"}}, "critic.engine"),
         ({"environment": {"name": "text_game"}}, "environment"),
         ({"reward": {"model": {"path": "r", "own_template": True}}}, "reward.model.own_template"),
-        ({"reward": {"model": {"path": "r", "engine": "fsdp"}}}, "reward.model.engine"),
+        ({"reward": {"model": {"path": "r", "engine": "megatron"}}}, "reward.model.engine"),
         ({"tracking": {"batches_every_steps": 2}}, "tracking.batches_every_steps"),
     ],
 )
@@ -44,6 +44,12 @@ def test_what_reads_text_only(sections: dict[str, Any], field: str) -> None:
 
 def test_a_critic_and_a_reward_model_that_read_the_policy_s_tokens_see_the_images() -> None:
     assert not [*image_problems(config(advantage={"name": "gae"}, reward={"model": {"path": "r"}}))]
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
+def test_images_on_several_devices(engine: str) -> None:
+    sections = {"policy": {"engine": engine}, "advantage": {"name": "gae"}, "critic": {"engine": engine}}
+    assert [*image_problems(config(**sections))] == []
 
 
 def test_a_sampler_of_text_is_told_what_to_use() -> None:

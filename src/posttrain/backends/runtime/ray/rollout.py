@@ -22,7 +22,7 @@ from posttrain.backends.runtime.ray.kept_weights import hand_over, keep
 from posttrain.backends.runtime.ray.lockstep import HeldCaches, LockstepStream
 from posttrain.backends.runtime.ray.stream import RemoteStream
 from posttrain.backends.runtime.ray.watch import Member
-from posttrain.backends.runtime.ray.worker import Failure, PackedGroups
+from posttrain.backends.runtime.ray.worker import Failure, PackedGroups, asked_prompts
 from posttrain.backends.runtime.ray.worker_group import WorkerGroup
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import OnGroup, OnTokens
@@ -214,9 +214,7 @@ class _Sampling:
         return [self.groups[number] for number in range(len(self.prompts))]
 
     def _ask(self, member: Member, numbers: list[int]) -> None:
-        """Reduce a prompt to its name and token ids, all that a sampler needs."""
-        asked_of = [self.prompts[number] for number in numbers]
-        plain = numbers, [each.prompt_id for each in asked_of], [each.token_ids for each in asked_of]
+        plain = asked_prompts(numbers, [self.prompts[number] for number in numbers])
         if member not in self.missing:
             member.take()  # discard what is left of an abandoned call
         self.missing.setdefault(member, set()).update(numbers)

@@ -25,6 +25,7 @@ from posttrain.backends.runtime.ray.processes import WorkerProcess, read_log
 from posttrain.errors import PosttrainError, Problem, RequestError, RunStopped
 from posttrain.libraries.importing import importing
 from posttrain.processes import proc
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import Trajectory
 
@@ -51,14 +52,25 @@ class FinishedGroups:
 
 
 PackedGroups = Packed[FinishedGroups]
-# Prompts to sample for: their numbers in the call, names and token ids, as columns, which cross in a tenth of the time of records
-AskedPrompts = tuple[Sequence[int], Sequence[str], Sequence[tuple[int, ...]]]
+# Prompts to sample for: their numbers in the call, names, token ids and images (() where no prompt has any), as columns, which
+# cross in a tenth of the time of records
+AskedPrompts = tuple[Sequence[int], Sequence[str], Sequence[tuple[int, ...]], Sequence[PromptImages | None]]
+
+
+def asked_prompts(numbers: Sequence[int], prompts: Sequence[Prompt]) -> AskedPrompts:
+    """Reduce prompts to all that a sampler needs."""
+    images = [each.images for each in prompts]
+    names, token_ids = [each.prompt_id for each in prompts], [each.token_ids for each in prompts]
+    return numbers, names, token_ids, images if any(images) else ()
 
 
 def prompts_of(asked: AskedPrompts) -> list[tuple[int, Prompt]]:
     """The prompts, each with its number."""
-    rows = zip(*asked, strict=True)
-    return [(n, Prompt(prompt_id=name, token_ids=ids, text="", data_source="")) for n, name, ids in rows]
+    numbers, names, token_ids, images = asked
+    return [
+        (n, Prompt(prompt_id=name, token_ids=ids, text="", data_source="", images=shown))
+        for n, name, ids, shown in zip(numbers, names, token_ids, images or [None] * len(numbers), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ group and then over the groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Self, TypeVar, cast
 
@@ -31,6 +32,7 @@ from transformers import PreTrainedModel
 from posttrain.backends.torch_training.ranks import RanksSharding, checked
 from posttrain.backends.train.fsdp.units import units
 from posttrain.models.chunks import Chunk, ChunkedTensors
+from posttrain.models.vision import vision_parts
 from posttrain.plan.engines.fsdp import FsdpSettings, fsdp_settings
 
 T = TypeVar("T")
@@ -83,11 +85,13 @@ class FsdpSharding(RanksSharding):
         if settings.cpu_offload:
             offload = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu")
         found = units(model, settings, self.role)
+        tower = {id(module) for name in vision_parts(model) for module in model.get_submodule(name).modules()}
         for module in found:
             fully_shard(
                 module,
                 mesh=self.mesh,
-                mp_policy=precision,
+                # A tower's layers turn by angles in float32, which stay so
+                mp_policy=replace(precision, cast_forward_inputs=False) if id(module) in tower else precision,
                 offload_policy=offload,
                 reshard_after_forward=settings.reshard_after_forward,
             )

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ModelError, Problem, did_you_mean
 from posttrain.models.value_head import HEADS
+from posttrain.models.vision import has_vision
 from posttrain.plan.engines.fsdp import FsdpSettings
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # hold modules but have no forward pass, where gathering would begin
@@ -41,8 +42,11 @@ def units(model: PreTrainedModel, settings: FsdpSettings, role: str = "policy") 
 
 
 def _stay(model: PreTrainedModel) -> set[int]:
-    """Return modules that cannot be units: those that the loss reads outside of their forward pass, or with tied parameters."""
+    """Return modules that cannot be units: those that the loss reads outside of their forward pass, or with tied parameters, and
+    the body of a vision-language model, whose parts are called one by one."""
     heads = [model.get_output_embeddings(), *(getattr(model, name, None) for name in HEADS)]
+    if has_vision(model.config):
+        heads.append(model.base_model)
     held = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
     sharing = [
         module for module in model.modules() if any(held[id(weight)] > 1 for weight in module.parameters(recurse=False))
