@@ -38,7 +38,7 @@ from warm.processes import on_ranks
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ["qwen2_5_vl", "smolvlm"]
+FAMILIES = ["qwen3_vl", "smolvlm"]
 PLAN = LossPlan(
     name="ppo_clip",
     parameters={"clip_ratio_low": 0.2, "clip_ratio_high": 0.2},

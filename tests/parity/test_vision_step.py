@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ from posttrain.steps.rl_step import collect
 from posttrain.steps.score import score
 from posttrain.steps.update import update
 
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "smolvlm"]
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"]
 TEMPERATURE, KL_COEF = 0.8, 0.05
 SIZES: list[list[tuple[int, int]]] = [[(32, 24)], [(16, 32), (16, 16)], []]  # width and height of each prompt's images
 REWARDS = [[1.0, 0.0, 0.5], [0.0, 2.0, 1.0], [1.0, 0.3, 0.0]]
@@ -141,8 +142,9 @@ def plain_logprobs(model: Any, prompt: Prompt, response: Sequence[int]) -> Tenso
 
 def plain_step(folder: Path, reference: Path, groups: list[ScoredGroup]) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one on-policy step: A = (r - mean) / (std + 1e-6), ratio 1, mean over all response tokens, k3."""
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
-    other: Any = AutoModelForImageTextToText.from_pretrained(reference, dtype=torch.float64, attn_implementation="sdpa")
+    load = partial(AutoModelForImageTextToText.from_pretrained, dtype=torch.float64, experts_implementation="eager")
+    model: Any = load(folder, attn_implementation="eager")
+    other: Any = load(reference, attn_implementation="sdpa")
     loss, count = torch.zeros((), dtype=torch.float64), sum(map(sum, RESPONSE_LENGTHS))
     for group, rewards in zip(groups, REWARDS, strict=True):
         mean = sum(rewards) / len(rewards)
@@ -329,7 +331,8 @@ def test_an_adapter_is_on_the_language_model_alone(folder: Path, groups: list[Sc
     model = load_causal_lm(str(folder), dtype=torch.float32)
     add_adapter(model, LoraConfig(rank=2, exclude_modules=["o_proj"]))
     names = [name for name, _ in adapter_layers(model)]
-    assert len(names) == 12  # 2 layers x (q, k, v, gate, up, down)
+    mlp = 0 if "moe" in model.config.model_type else 3  # gate, up, down; experts are no layers of their own
+    assert len(names) == 2 * (3 + mlp)  # 2 layers x (q, k, v, ...)
     assert all("language_model" in name or "text_model" in name for name in names)
     engine = make_engine(folder, model=model)
     reference = LogprobScorer(model, 4, weights=lambda: adapter_off(model))

@@ -32,7 +32,7 @@ from posttrain.models.experts import multiply_any_width
 from posttrain.models.recurrent import KINDS, has_states, separate_sequences
 from posttrain.models.rope import KEYS as ROPE_KEYS
 from posttrain.models.rope import has_rope, override_rope, rope_for_servers
-from posttrain.models.vision import CHOOSE, has_vision, reads_images
+from posttrain.models.vision import CHOOSE, add_features_to_layers, has_vision, reads_images
 from posttrain.user_files import search_launch_folder
 
 # Ways to round stored weights that transformers takes back while it reads them.
@@ -230,6 +230,7 @@ def load_causal_lm(
         )
     multiply_any_width(model)
     separate_sequences(model, field)
+    add_features_to_layers(model)
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers hides the method's type behind a wrapper
     return model.eval()
 

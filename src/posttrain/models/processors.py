@@ -48,7 +48,8 @@ class Family(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QwenFamily:
-    """Qwen2-VL and Qwen2.5-VL: images keep their aspect ratio; a square of patches is a token. arXiv:2409.12191, section 2.1."""
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images keep their aspect ratio; a square of patches is a token. arXiv:2409.12191,
+    section 2.1."""
 
     images: Any
     token: str = "<|image_pad|>"
@@ -312,4 +313,10 @@ def _misfit(path: str, what: str, made: object, wanted: object) -> Problem:
     return Problem(text, fix="use the preprocessor_config.json that was published with the model", field="model.path")
 
 
-_FAMILIES = {"qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "smolvlm": _smolvlm}
+_FAMILIES = {
+    "qwen2_vl": _qwen,
+    "qwen2_5_vl": _qwen,
+    "qwen3_vl": _qwen,
+    "qwen3_vl_moe": _qwen,
+    "smolvlm": _smolvlm,
+}

@@ -1,6 +1,6 @@
 """Tiny random vision-language models with tokenizer and image processor, for tests of images.
 
-Three families, each laid out like its folder on the hub: the model's config and weights, a tokenizer with the family's image
+Five families, each laid out like its folder on the hub: the model's config and weights, a tokenizer with the family's image
 tokens, a chat template that writes the family's placeholder for an image, and the settings of the image processor (the
 form that needs PIL only). transformers loads all of it offline and without torchvision.
 """
@@ -8,7 +8,10 @@ form that needs PIL only). transformers loads all of it offline and without torc
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -23,17 +26,25 @@ from transformers import (
 from posttrain.models.saving import save_model
 from posttrain.models.tiny import PAD, TURN_END, TURN_START, draw_weights, tiny_tokenizer
 
-VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "smolvlm"]
+VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"]
 
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
 SMOLVLM_TOKENS = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
 PLACEHOLDERS = {
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
     "smolvlm": "<image>",
 }
 
-PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "smolvlm": "SmolVLMProcessor"}
+PROCESSORS = {
+    "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor",
+    "smolvlm": "SmolVLMProcessor",
+}
 
 PATCH, MERGE = 4, 2  # pixels per side of a patch; patches per side of one token
 
@@ -147,6 +158,33 @@ def _qwen2_5_vl(
     return _qwen("qwen2_5_vl", tokenizer, _text(tokenizer, width, layers), vision)
 
 
+def _qwen3_vl(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    width: int,
+    layers: int,
+    vision_width: int,
+    depth: int,
+    image_size: int,
+    family: str = "qwen3_vl",
+    experts: Mapping[str, Any] = MappingProxyType({}),
+) -> PretrainedConfig:
+    vision: dict[str, Any] = {
+        "depth": depth,
+        "hidden_size": vision_width,
+        "out_hidden_size": width,
+        "intermediate_size": 2 * vision_width,
+        "num_heads": 2,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": (image_size // PATCH) ** 2,
+        "deepstack_visual_indexes": list(range(min(depth, layers))),
+    }
+    text = {**_text(tokenizer, width, layers), "head_dim": width // 4, **experts}
+    return _qwen(family, tokenizer, text, vision)
+
+
 def _qwen(
     family: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
 ) -> PretrainedConfig:
@@ -186,7 +224,14 @@ def _smolvlm(
     )
 
 
-_CONFIGS = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "smolvlm": _smolvlm}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+_CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": partial(_qwen3_vl, family="qwen3_vl_moe", experts=_EXPERTS),
+    "smolvlm": _smolvlm,
+}
 
 
 def _preprocessor(family: VisionFamily, image_size: int) -> dict[str, Any]:
@@ -203,11 +248,12 @@ def _preprocessor(family: VisionFamily, image_size: int) -> dict[str, Any]:
             "max_image_size": side,
             "size": side,
         }
+    fewest, most = (PATCH * MERGE) ** 2, image_size**2
+    of_qwen3 = {"size": {"shortest_edge": fewest, "longest_edge": most}}
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": PROCESSORS[family],
-        "min_pixels": (PATCH * MERGE) ** 2,
-        "max_pixels": image_size**2,
+        **(of_qwen3 if family.startswith("qwen3_vl") else {"min_pixels": fewest, "max_pixels": most}),
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": MERGE,

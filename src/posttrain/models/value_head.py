@@ -40,7 +40,7 @@ from posttrain.models.loading import (
     restore_rounded,
 )
 from posttrain.models.recurrent import has_states, separate_sequences
-from posttrain.models.vision import reads_images
+from posttrain.models.vision import add_features_to_layers, reads_images
 
 HEADS = ("score", "classifier")  # names of the last layer in transformers' token classification models
 
@@ -119,6 +119,7 @@ def load_value_model(
                 weight.zero_()
     multiply_any_width(model)
     separate_sequences(model, field)
+    add_features_to_layers(model)
     cast(Any, model).to(torch.device(device))  # transformers hides the method's type
     head.float()
     return model.eval()

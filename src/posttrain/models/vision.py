@@ -8,10 +8,11 @@ samplers are those of text.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,10 +23,17 @@ from transformers.utils.hub import cached_file
 from posttrain.errors import ModelError, Problem
 from posttrain.records.images import PlacedImages, PromptImages
 
-# Families whose images enter by embeddings and positions only. Others attend to later tokens within an image (Gemma 3), or
-# add features to deeper layers (Qwen3-VL).
-FAMILIES = {"qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL", "smolvlm": "SmolVLM"}
-CHOOSE = "choose a Qwen2-VL, Qwen2.5-VL or SmolVLM model"
+# Families whose images enter by embeddings, positions and what is added after the first layers. Others attend to later tokens
+# within an image (Gemma 3).
+FAMILIES = {
+    "qwen2_vl": "Qwen2-VL",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen3_vl": "Qwen3-VL",
+    "qwen3_vl_moe": "Qwen3-VL with experts",
+    "smolvlm": "SmolVLM",
+}
+CHOOSE = "choose a Qwen2-VL, Qwen2.5-VL, Qwen3-VL or SmolVLM model"
+ADDED = "image_features_of_layers"  # argument of a forward pass: places and features, see AddedFeatures
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
@@ -43,6 +51,45 @@ def has_vision(config: PretrainedConfig) -> bool:
 def reads_images(config: PretrainedConfig) -> bool:
     """Return True when a model of this configuration supports images here."""
     return config.model_type in FAMILIES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddedFeatures:
+    """Features that are added to the states of image tokens after each of the first K layers (DeepStack, arXiv:2406.04334)."""
+
+    places: Tensor  # [n] int64, in the row
+    features: tuple[Tensor, ...]  # K of [n, hidden]
+    tokens: int  # of the row
+
+    def part(self, stretch: Callable[[Tensor], Tensor]) -> AddedFeatures:
+        """Return those of a slice of the row. Args: stretch takes it from values of the row, [N], and fills it with 0."""
+        numbers = self.places.new_zeros(self.tokens)
+        numbers[self.places] = torch.arange(1, len(self.places) + 1, device=self.places.device)
+        here = stretch(numbers)
+        places = here.nonzero()[:, 0]
+        return AddedFeatures(places, tuple(each[here[places] - 1] for each in self.features), len(here))
+
+    def to_states(self, layer: int, states: Tensor) -> Tensor:
+        """Return the states behind a layer, [1, N, hidden], with its features."""
+        row = states[0]
+        added = row[self.places] + self.features[layer].to(row.dtype)
+        return row.index_put((self.places,), added)[None]
+
+
+def add_features_to_layers(model: PreTrainedModel) -> None:
+    """Have the first layers of a model of such a family add the features that a pass has for them, as ``model_inputs`` gives
+    them; transformers' own way wants an image for every image token, and a model may sample one in a response."""
+    for layer in range(_added_layers(model)):
+
+        def add(module: Any, given: Any, named: dict[str, Any], output: Tensor, layer: int = layer) -> Tensor:
+            added: AddedFeatures | None = named.get(ADDED)
+            return output if added is None else added.to_states(layer, output)
+
+        cast(Any, model.get_decoder()).layers[layer].register_forward_hook(add, with_kwargs=True)
+
+
+def _added_layers(model: PreTrainedModel) -> int:
+    return len(getattr(getattr(model.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
 
 
 def vision_parts(model: PreTrainedModel) -> list[str]:
@@ -73,7 +120,7 @@ def model_inputs(
     position_ids: Tensor,
     placed: Sequence[PlacedImages] = (),
     idle: Sequence[PromptImages] = (),
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Return the forward inputs of a packed row: ids and positions, or embeddings and positions when it holds images.
 
     Features of equal images are computed once and carry gradient where the tower is trained. A model with three-part positions
@@ -82,7 +129,7 @@ def model_inputs(
 
     Args: token_ids, position_ids [N] int64, positions from 0 in every prompt as for text; placed: the images in the row; idle:
         images outside of it, each of which is a pass of the tower that changes no number.
-    Returns: tensors [1, N], but inputs_embeds [1, N, hidden] and three-part position_ids [3, 1, N].
+    Returns: tensors [1, N], but inputs_embeds [1, N, hidden] and three-part position_ids [3, 1, N], and AddedFeatures.
     Raises: ModelError when the model's family does not support images, or the numbers of image tokens and features differ.
     """
     if not placed and not idle:
@@ -105,20 +152,26 @@ def model_inputs(
             positions[:, each.start : end], shift = _positions(model, prompt, is_image, each.images)
             positions[:, end : each.end] += shift
     embedded = model.get_input_embeddings()(token_ids)
+    more: dict[str, Any] = {}
     if placed:
+        at = torch.cat(places)
+        shown, *added = torch.cat(rows).split(embedded.shape[1], dim=1)
         # Distinct places: the gradient of each feature is a plain read, which is deterministic.
-        embedded = embedded.index_put((torch.cat(places),), torch.cat(rows).to(embedded.dtype))
+        embedded = embedded.index_put((at,), shown.to(embedded.dtype))
+        more = {ADDED: AddedFeatures(at, tuple(added), len(token_ids))} if added else {}
     for none in nothing:
         embedded = embedded + none.to(embedded.dtype)
     return {
         "inputs_embeds": embedded[None],
         "position_ids": positions[:, None] if _three_parts(model) else positions[None],
+        **more,
     }
 
 
 def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> dict[str, Tensor]:
-    """Compute the features for the image tokens of each prompt, [tokens, hidden], carrying gradient where the tower does; by
-    content hash, so that equal images are computed once, and all in one batch.
+    """Compute the features for the image tokens of each prompt, [tokens, hidden x (1 + K)], carrying gradient where the tower
+    does: the embeddings, and beside them what is added after each of K layers. By content hash, so that equal images are computed
+    once, and all in one batch.
 
     Raises: ModelError when the model's family does not support images.
     """
@@ -130,7 +183,9 @@ def image_features(model: PreTrainedModel, images: Sequence[PromptImages]) -> di
             name: torch.tensor(np.concatenate([of[name] for of in each.values()], axis=along), device=model.device)
             for name in next(iter(each.values()))
         }
-        features = torch.cat(tuple(body.get_image_features(**given, return_dict=True).pooler_output))
+        output = body.get_image_features(**given, return_dict=True)
+        layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        features = torch.cat([torch.cat(tuple(each)) for each in layers], dim=1)
         # Each unit gives the same number of tokens.
         units = [of["pixel_values"].shape[along] for of in each.values()]
         parts = features.split([count * len(features) // sum(units) for count in units])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import Qwen2_5_VLProcessor, Qwen2VLProcessor, SmolVLMProcessor
+from transformers import Qwen2_5_VLProcessor, Qwen2VLProcessor, Qwen3VLProcessor, SmolVLMProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -28,7 +28,12 @@ from posttrain.models.tiny import write_tiny_model
 from posttrain.models.tiny_vision import write_tiny_vision_model
 from posttrain.models.vision import FAMILIES
 
-WHOLE = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "smolvlm": SmolVLMProcessor}
+WHOLE = {
+    "qwen2_vl": Qwen2VLProcessor,
+    "qwen2_5_vl": Qwen2_5_VLProcessor,
+    "qwen3_vl": Qwen3VLProcessor,
+    "smolvlm": SmolVLMProcessor,
+}
 
 
 def png(width, height, shade=200):

@@ -126,7 +126,7 @@ def test_the_same_arguments_write_the_same_model(tmp_path: Path, folder: Path) -
     assert (other / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"])
 def test_transformers_reads_a_tiny_folder(tmp_path: Path, family: Any) -> None:
     folder = write_tiny_vision_model(tmp_path, family)
     config = AutoConfig.from_pretrained(folder)
@@ -148,9 +148,9 @@ def test_processor_files_are_copied_and_not_replaced(folder: Path, tmp_path: Pat
 
 
 def test_a_family_that_is_not_supported_is_named(tmp_path: Path) -> None:
-    AutoConfig.for_model("qwen3_vl").save_pretrained(tmp_path)
+    AutoConfig.for_model("internvl").save_pretrained(tmp_path)
     with pytest.raises(
-        ModelError, match=r"qwen3_vl at .* is a vision-language model of a family that is not supported"
+        ModelError, match=r"internvl at .* is a vision-language model of a family that is not supported"
     ):
         load_causal_lm(str(tmp_path), dtype=torch.float32)
 

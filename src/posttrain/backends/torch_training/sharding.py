@@ -14,7 +14,7 @@ from posttrain.backends.torch_training.master_weights import MasterWeights
 from posttrain.data.packing import OwnDistributions, PackedSequences
 from posttrain.models.chunks import Chunk, whole_chunk
 from posttrain.models.packed_attention import shared_layout
-from posttrain.models.vision import model_inputs
+from posttrain.models.vision import AddedFeatures, model_inputs
 from posttrain.records.images import PlacedImages, PromptImages
 
 T = TypeVar("T")
@@ -42,16 +42,18 @@ class Row:
     experts: Tensor | None = None  # [n, layers, chosen], which they replay
     counted: Tensor | None = None  # [n] bool, at which losses of routers look
 
-    def inputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
+    def inputs(self, model: PreTrainedModel) -> dict[str, Any]:
         """Compute the forward inputs of this process's part: see ``models.vision.model_inputs``. Images may lie across borders of
         slices, so the embeddings of the whole row are computed, and each process takes its own."""
         if self.whole is None or self.stretch is None:
             return model_inputs(model, self.token_ids, self.position_ids, self.images, self.idle_images)
         inputs = model_inputs(model, self.whole.token_ids, self.whole.position_ids, self.images, self.idle_images)
         positions = inputs["position_ids"]  # [1, N], or [3, 1, N]
+        more = {name: each.part(self.stretch) for name, each in inputs.items() if isinstance(each, AddedFeatures)}
         return {
             "inputs_embeds": self.stretch(inputs["inputs_embeds"][0])[None],
             "position_ids": self.stretch(positions.movedim(-1, 0)).movedim(0, -1),
+            **more,
         }
 
 

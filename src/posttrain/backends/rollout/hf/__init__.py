@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -278,9 +278,17 @@ def _image_inputs(model: PreTrainedModel, rows: Sequence[_ResponseRow], ids: Ten
     if not of_rows:
         return {}
     features = image_features(model, of_rows)
-    # The annotation does not allow a list.
-    each: Any = [features[images.content_hash] for images in of_rows]
-    inputs: dict[str, Any] = {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=each)}}
+    width = model.get_input_embeddings().weight.shape[1]
+    # Of each prompt: the embeddings, and what is added after each of the first layers
+    shown, *added = zip(*(features[images.content_hash].split(width, dim=1) for images in of_rows), strict=True)
+    output: Any = BaseModelOutputWithPooling(pooler_output=cast(Any, shown))
+    if added:
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        output = BaseModelOutputWithDeepstackFeatures(
+            pooler_output=cast(Any, shown), deepstack_features=cast(Any, added)
+        )
+    inputs: dict[str, Any] = {"mm_encoder_outputs": {"image": output}}
     if "image_grid_thw" in of_rows[0].features:
         grids = np.concatenate([images.features["image_grid_thw"] for images in of_rows])
         inputs["image_grid_thw"] = torch.tensor(grids, device=model.device)
