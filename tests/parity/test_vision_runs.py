@@ -122,7 +122,7 @@ def test_an_exported_run_is_a_plain_folder(make: Make, tmp_path: Path) -> None:
     [
         ({"rollout": {"engine": "vllm"}}, ["rollout.engine"]),
         ({"reward": {"terms": [], "model": {"path": "x", "own_template": True}}}, ["reward.model.own_template"]),
-        ({"policy": {"engine": "fsdp"}, "rollout": {"engine": "http"}}, ["rollout.engine", "policy.engine"]),
+        ({"policy": {"engine": "megatron"}, "rollout": {"engine": "http"}}, ["rollout.engine", "policy.engine"]),
         ({"tracking": {"trackers": [], "batches_every_steps": 1}}, ["tracking.batches_every_steps"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -52,7 +52,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def plain_numbers(folder: Path, critic: PreTrainedModel, group: ScoredGroup, row: int) -> tuple[Any, Tensor]:
     """The plain model in float64, and the numbers of prompt and response by its own forward pass and the head of ``critic``."""
-    plain: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    plain: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64, **eager)
     prompt, response = group.group.prompt, group.group.trajectories[row].token_ids
     inputs = plain_inputs(prompt, response, plain.config.image_token_id)
     states = plain(**inputs, output_hidden_states=True).hidden_states[-1][0]

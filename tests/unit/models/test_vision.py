@@ -17,7 +17,14 @@ from posttrain.models.loading import auto_class, load_causal_lm
 from posttrain.models.lora import adapter_layers, add_adapter
 from posttrain.models.tiny_vision import write_tiny_vision_model
 from posttrain.models.value_head import load_value_model, value_head
-from posttrain.models.vision import copy_processor, image_features, model_inputs, position_shift, vision_parts
+from posttrain.models.vision import (
+    AddedFeatures,
+    copy_processor,
+    image_features,
+    model_inputs,
+    position_shift,
+    vision_parts,
+)
 from posttrain.records.images import PlacedImages, PromptImages
 
 
@@ -101,6 +108,19 @@ def test_a_wrong_count_of_features_is_told(model: Any) -> None:
     placed = PlacedImages(images=images_of("a", (2, 2)), start=0, prompt=4, end=4)
     with pytest.raises(ModelError, match="2 image tokens, and the model makes 1 features"):
         model_inputs(model, ids, torch.arange(4), [placed])
+
+
+def test_features_of_a_slice_by_hand() -> None:
+    """Image tokens at places 1, 3 and 4 of a row of 5; two slices of 3, the second with a place of padding."""
+    features = (torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[10.0], [20.0], [30.0]]))
+    whole = AddedFeatures(torch.tensor([1, 3, 4]), features, 5)
+    first, second = (
+        whole.part(lambda values, at=at: torch.cat([values, values.new_zeros(1)])[at : at + 3]) for at in (0, 3)
+    )
+    assert first.places.tolist() == [1] and [each.tolist() for each in first.features] == [[[1.0]], [[10.0]]]
+    assert second.places.tolist() == [0, 1]
+    states = torch.tensor([[[0.5], [0.25], [7.0]]])
+    assert second.to_states(1, states).tolist() == [[[20.5], [30.25], [7.0]]]
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "fc1", "qkv"], r".*(q_proj|proj)"])

@@ -278,7 +278,7 @@ def _image_inputs(model: PreTrainedModel, rows: Sequence[_ResponseRow], ids: Ten
     if not of_rows:
         return {}
     features = image_features(model, of_rows)
-    width = model.get_input_embeddings().weight.shape[1]
+    width = model.config.get_text_config().hidden_size
     # Of each prompt: the embeddings, and what is added after each of the first layers
     shown, *added = zip(*(features[images.content_hash].split(width, dim=1) for images in of_rows), strict=True)
     output: Any = BaseModelOutputWithPooling(pooler_output=cast(Any, shown))
