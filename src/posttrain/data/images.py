@@ -26,7 +26,8 @@ from posttrain.records.images import PromptImages
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # of one picture
 PLACEHOLDER = "<image>"
-VISION_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm")  # supported values of model_type
+# Supported values of model_type
+VISION_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm")
 A_VISION_MODEL = "choose a Qwen2-VL, Qwen2.5-VL, Qwen3-VL or SmolVLM model"
 CHOOSE_A_VISION_MODEL = f"{A_VISION_MODEL}, or set data.image_column=null to leave the images out"
 MAX_IMAGES = 64  # per prompt

@@ -196,7 +196,8 @@ def token_values(model: PreTrainedModel, positions: Tensor, **inputs: Any) -> Te
     """
     hidden = states_at(model.base_model(**inputs).last_hidden_state[0], positions)
     head = value_head(model)
-    return linear(hidden.float(), head.weight, head.bias)[:, 0].clone()  # no view, of which FSDP warns
+    # No view, of which FSDP warns
+    return linear(hidden.float(), head.weight, head.bias)[:, 0].clone()
 
 
 def value_head(model: PreTrainedModel) -> nn.Linear:
