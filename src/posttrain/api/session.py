@@ -142,9 +142,10 @@ def _not_the_callers(config: Any) -> Iterator[Problem]:
         yield Problem(what, fix=f"recompute{trained}", field="loss.rollout_correction.proximal")
     if needs_values(config):
         yield Problem("a critic is not for a loop of your own", fix=f"grpo{trained}", field="advantage.name")
-    if config.resampling.weights != "none":
-        what = "responses drawn again by their scores are not for a loop of your own"
-        yield Problem(what, fix=f"none{trained}", field="resampling.weights")
+    for name in ("weights", "fit"):
+        if getattr(config.resampling, name) != "none":
+            what = "responses drawn again before the updates are not for a loop of your own"
+            yield Problem(what, fix=f"none{trained}", field=f"resampling.{name}")
     if config.data.curriculum is not None:
         yield Problem(
             "a curriculum is not for a loop of your own", fix=f"leave it out{trained}", field="data.curriculum"

@@ -23,7 +23,7 @@ from posttrain.config.sft import SftConfig
 from posttrain.loops.rl_plan import AsyncPlan, RunPlan
 from posttrain.loops.sft import LOSS
 from posttrain.loops.training import LoopPlan
-from posttrain.plan.batch import process_sequences_per_update
+from posttrain.plan.batch import process_sequences_per_update, samples_divide_by
 from posttrain.records.batch_plans import BatchPlan, CriticBatchPlan, SftBatchPlan
 from posttrain.records.plans import (
     AdvantagePlan,
@@ -105,7 +105,9 @@ def run_plan(
             clip=config.advantage.clip,
             pad_token=pad_token or 0,
         ),
-        resampling=ResamplingPlan(**config.resampling.model_dump()),
+        resampling=ResamplingPlan(
+            **(config.resampling.model_dump() | {"multiple_of": samples_divide_by(config, batches)})
+        ),
         group_filter=GroupFilterPlan(**config.group_filter.model_dump()),
         domains=tuple(
             DomainPlan(

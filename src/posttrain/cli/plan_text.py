@@ -22,7 +22,7 @@ from posttrain.config.policy import OptimizerConfig, ScheduleConfig
 from posttrain.config.reading.validate import show
 from posttrain.config.roles import draws_no_prompts
 from posttrain.config.rollout import RolloutConfig, SamplingConfig
-from posttrain.plan.batch import process_sequences_per_update
+from posttrain.plan.batch import process_sequences_per_update, samples_divide_by
 from posttrain.plan.estimate import estimate, process_shapes
 from posttrain.plan.model_files import is_hub_id
 from posttrain.plan.model_shape import read_shape
@@ -298,6 +298,7 @@ def _step(request: TrainRequest) -> str:
         (f"|  x {plan.samples_per_prompt} samples of each", key("rollout.samples_per_prompt")),
         ("v", ""),
         (f"{plan.sequences_per_step} sequences", ""),
+        *_fitted(request),
         (f"|  / {_mini_batch(request)} per mini-batch", key("policy.sequences_per_mini_batch")),
         (f"|  x {_count(plan.epochs_per_step, 'pass', 'passes')}", key("policy.epochs_per_step")),
         ("v", ""),
@@ -308,12 +309,26 @@ def _step(request: TrainRequest) -> str:
     return "\n".join(["One step", *(f"  {number:<30} {key}".rstrip() for number, key in rows)])
 
 
+def _fitted(request: TrainRequest) -> list[tuple[str, str]]:
+    """Describe the copies or the samples left out that make a step divide into updates; nothing where it divides."""
+    plan, key = request.batches, request.loaded.key("resampling.fit")
+    trained, fit = plan.trained_samples_per_step, request.loaded.config.resampling.fit
+    if trained is None or (trained == plan.sequences_per_step and not plan.counts_turns):
+        return []
+    multiple = samples_divide_by(request.loaded.config, plan)
+    if plan.counts_turns:
+        return [(f"|  turns, {fit} to {multiple} x n", key), ("v", ""), (f"{trained} samples or more", "")]
+    change = trained - plan.sequences_per_step
+    said = f"+ {change} copied" if change > 0 else f"- {-change} left out"
+    return [(f"|  {said} ({multiple} x {trained // multiple})", key), ("v", ""), (f"{trained} samples", "")]
+
+
 def _mini_batch(request: TrainRequest) -> str:
     """Format the size of a mini-batch in sequences, with the count of prompts where the user's key counts prompts."""
     plan = request.batches
     counts_prompts = request.loaded.words is not None and plan.sequences_per_update % plan.samples_per_prompt == 0
     prompts = plan.sequences_per_update // plan.samples_per_prompt
-    rest = plan.sequences_per_step % plan.sequences_per_update
+    rest = (plan.trained_samples_per_step or plan.sequences_per_step) % plan.sequences_per_update
     size = f"{plan.sequences_per_update}{f', {rest} in the last,' if rest else ''}"
     return f"{f'{prompts} x {plan.samples_per_prompt} = ' if counts_prompts else ''}{size}"
 

@@ -41,7 +41,7 @@ def needs_old_logprobs(config: RunConfig) -> bool:
     """Tell whether a run reads the trainer's log-probs of a step from before its first update, however many updates follow."""
     correction = config.loss.rollout_correction
     estimator = "old_logprobs" in config.advantage.about.inputs and not config.distillation.alone
-    redraws = config.resampling.weights != "none"  # records are of rows that the update may not see
+    redraws = config.resampling.redraws  # records are of rows that the update may not see
     weighs = correction.weights != "none" and correction.proximal == "recompute"
     corrects = weighs or bool(correction.reject)
     return estimator or redraws or penalizes_with_old_logprobs(config) or config.reward.kl.coef > 0 or corrects
@@ -79,7 +79,7 @@ def driver_reads_tokens(config: RunConfig) -> bool:
     correction, about = config.loss.rollout_correction, config.advantage.about
     corrects = correction.weights != "none" or bool(correction.reject)
     estimates = not TOKEN_INPUTS.isdisjoint(about.inputs) and not about.facts.by_rows
-    redraws = config.resampling.weights != "none"
+    redraws = config.resampling.redraws
     chooses = config.loss.high_entropy_share is not None
     return turns or corrects or estimates or redraws or chooses or config.distillation.used
 

@@ -6,6 +6,7 @@ import math
 
 from posttrain.config import RunConfig
 from posttrain.config.critic import CriticConfig
+from posttrain.config.fitting import fitted_count
 from posttrain.config.policy import LearnerConfig
 from posttrain.config.roles import needs_values
 from posttrain.config.run import MOST_STEPS, RunSection
@@ -39,12 +40,20 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     if uses_critic:
         sizes.append(("critic", critic_mini, copies_of(config.critic, devices)))
     uneven = config.policy.uneven_shares
-    problems = [] if uneven else _step_over_copies(config, sizes, training_prompts)
-    by_turns = config.environment.turn_is_response  # how many there are, the episodes tell
+    resampling = config.resampling
+    multiple = resampling.multiple_of or math.lcm(*(size for _, size, _ in sizes))
+    trained = fitted_count(sequences, multiple, resampling.fit)
+    fits = resampling.fit != "none"
+    problems = [] if uneven or fits else _step_over_copies(config, sizes, training_prompts)
+    # How many there are, the episodes tell
+    by_turns = config.environment.turn_is_response or (fits and config.environment.sample_per_turn)
     if not problems:
         for role, size, copies in sizes:
             given = getattr(config, role).sequences_per_mini_batch is not None
-            splits = by_turns or not sequences % size or _ends_smaller(config, size, sequences)
+            if fits and multiple % size:
+                problems += [_multiple_of_no_update(multiple, size, role)]
+                continue
+            splits = by_turns or not trained % size or _ends_smaller(config, size, sequences)
             if not splits or (size % copies and not uneven):
                 problems += [_does_not_split(prompts, samples, size, copies, role)] if given or role == "policy" else []
     if problems:
@@ -63,7 +72,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
     warmup = config.critic.warmup_steps if uses_critic else 0
     if total_steps is not None and 0 < total_steps <= warmup:
         return None, [_only_warmup(warmup, total_steps)]
-    updates = config.policy.epochs_per_step * -(-sequences // mini)
+    updates = config.policy.epochs_per_step * -(-trained // mini)
     max_tokens = config.policy.max_tokens_per_micro_batch
     copies = copies_of(config.policy, devices)
     micro = None
@@ -74,6 +83,7 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
         prompts_per_step=prompts,
         samples_per_prompt=samples,
         sequences_per_step=sequences,
+        trained_samples_per_step=trained if fits else None,
         epochs_per_step=config.policy.epochs_per_step,
         updates_per_step=updates,
         sequences_per_update=mini,
@@ -84,10 +94,16 @@ def plan_batches(config: RunConfig, training_prompts: int | None) -> tuple[Batch
         total_steps=total_steps,
         schedule_steps=config.run.total_steps or total_steps,
         total_updates=(total_steps - warmup) * updates if total_steps is not None else None,
-        critic=_critic_plan(config, sequences, critic_mini, total_steps) if uses_critic else None,
+        critic=_critic_plan(config, trained, critic_mini, total_steps) if uses_critic else None,
         counts_turns=by_turns,
     )
     return plan, []
+
+
+def samples_divide_by(config: RunConfig, batches: BatchPlan) -> int:
+    """Return the number that resampling.fit makes training samples divide by."""
+    updates = [batches.sequences_per_update, *([batches.critic.sequences_per_update] if batches.critic else [])]
+    return config.resampling.multiple_of or math.lcm(*updates)
 
 
 def process_sequences_per_update(config: RunConfig, batches: BatchPlan) -> int:
@@ -194,6 +210,13 @@ def _only_warmup(warmup: int, total_steps: int) -> Problem:
 def _ends_smaller(config: RunConfig, mini: int, sequences: int) -> bool:
     """Return True where the last mini-batch may hold less than the others."""
     return config.policy.smaller_last_mini_batch and mini < sequences
+
+
+def _multiple_of_no_update(multiple: int, size: int, role: str) -> Problem:
+    """About training samples that are made to divide by a number into which an update does not fit."""
+    field = "resampling.multiple_of"
+    what = f"training samples are made to divide by {multiple}, and an update of the {role} has {size}"
+    return Problem(what, fix=f"use {field}={math.lcm(multiple, size)}, or null", field=field)
 
 
 def _product(prompts: int, samples: int) -> str:

@@ -27,6 +27,8 @@ class BatchPlan:
     prompts_per_step: int
     samples_per_prompt: int
     sequences_per_step: int
+    # Once resampling.fit has made them divide; where samples are turns, at least so many; None: it changes none
+    trained_samples_per_step: int | None = None
     epochs_per_step: int
     updates_per_step: int
     sequences_per_update: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.config.fitting import Fit
 from posttrain.config.rejection import RejectionRule
 from posttrain.records.trajectories import SamplingParams, mixed_seed
 
@@ -192,6 +193,8 @@ class ResamplingPlan:
 
     weights: str = "none"  # none, power, extremes, best
     exponent: float = 2.0  # of power
+    fit: Fit = "none"  # as records.fitting: the number of samples is made to divide
+    multiple_of: int = 1  # by this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from posttrain.dialects.reading import read_dialect
 from posttrain.dialects.roll import DIALECT
 from posttrain.dialects.roll.rules.environments import PICTURED, STEPS
 from posttrain.errors import Problem
+from posttrain.plan.batch import plan_batches
 from posttrain.plan.environments.tools import tool_problems
 
 BASE: dict[str, Any] = {
@@ -423,15 +424,6 @@ def test_norm_types_go_before_the_method(load) -> None:
     assert (reward.normalize_mean, reward.normalize_std) == ("batch", "group")
 
 
-def test_trajectories_that_do_not_divide_make_smaller_updates(load) -> None:
-    # 4 x 3 = 12 do not divide 16: the largest size that does is 8
-    loaded = load("actor_train.training_args.gradient_accumulation_steps=3")
-    assert loaded.config.policy.sequences_per_mini_batch == 8
-    assert any(
-        "16 trajectories do not divide into updates of 12; here an update has 8" in text for text in loaded.warnings
-    )
-
-
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -592,3 +584,76 @@ def test_the_context_of_a_turn_is_reported_at_sequence_length(load) -> None:
     field = "environment.max_context_tokens"
     [found] = load().locate([Problem("it is too long", fix=f"lower {field}", field=field)])
     assert (found.field, found.fix) == ("sequence_length", "lower sequence_length")
+
+
+THREE = (
+    "rollout_batch_size=256",
+    "actor_train.device_mapping=[0,1,2]",
+    "actor_infer.device_mapping=[0,1,2]",
+    "actor_train.strategy_args.strategy_name=fsdp2_train",
+    "actor_train.training_args.gradient_accumulation_steps=4",
+    "actor_train.infer_batch_size=8",
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "fit", "trained", "said_so"),
+    [
+        ("copy", "copy", 288, "32 are copied"),
+        ("delete", "drop", 240, "16 are left out"),
+        ("auto", "nearest", 240, "16 are left out"),
+        ("random_sample", "one", 48, "208 are left out"),
+    ],
+)
+def test_trajectories_are_copied_or_left_out_until_they_divide(
+    load, mode: str, fit: str, trained: int, said_so: str
+) -> None:
+    """256 over 3 ranks: an update has 4 x 4 x 3 = 48, a pass without gradient 8 x 3 = 24; 256 = 5 x 48 + 16."""
+    loaded = load(*THREE, f"batch_adjust_mode={mode}")
+    assert not planned(loaded)
+    config = loaded.config
+    assert (config.resampling.fit, config.resampling.multiple_of) == (fit, 48)
+    assert config.policy.sequences_per_mini_batch == 48 and config.policy.shuffle == (trained > 48)
+    plan, problems = plan_batches(config, None)
+    assert plan is not None and not problems
+    assert (plan.trained_samples_per_step, plan.updates_per_step) == (trained, trained // 48)
+    warnings = str(loaded.warnings)
+    assert "256 trajectories do not divide by 48" in warnings and said_so in warnings
+
+
+def test_passes_without_gradient_count_too(load) -> None:
+    """Updates of 48, and 40 x 3 = 120 or 8 x 3 = 24 without gradient. A reference that ROLL would have counts, an adapter's own
+    does not."""
+
+    def multiple(*more: str) -> int:
+        found = load(*THREE, *more)
+        assert not planned(found)
+        return found.config.resampling.multiple_of
+
+    assert multiple("actor_train.infer_batch_size=40", "init_kl_coef=0") == 240
+    reference = ("+reference.device_mapping=[0,1,2]", "+reference.infer_batch_size=7")
+    assert multiple("init_kl_coef=0", *reference) == 48
+    for has_one in ("init_kl_coef=0.1", "use_kl_loss=true"):
+        assert multiple(has_one, *reference) == 336  # lcm(48, 24, 21)
+    adapter = ("actor_train.model_args.lora_target=all-linear", "actor_train.model_args.lora_rank=8")
+    assert multiple("use_kl_loss=true", *reference, *adapter) == 48
+    split = ("reference.strategy_args.strategy_name=megatron_infer",
+             "+reference.strategy_args.strategy_config.tensor_model_parallel_size=3")  # fmt: skip
+    assert multiple("init_kl_coef=0.1", *reference, *split) == 336  # lcm(48, 24, 7)
+
+
+def test_a_step_that_divides_is_left_as_it_is(load) -> None:
+    loaded = load("batch_adjust_mode=delete")
+    assert loaded.config.resampling.fit == "none" and not planned(loaded)
+    told = {one.key: one.reason for one in loaded.ignored}
+    assert told["batch_adjust_mode"] == "16 trajectories divide by 16: none is copied or left out"
+
+
+def test_rows_of_the_step_manager_are_turns(load) -> None:
+    """Each row of an update is a turn, as in ROLL, so their number is the episodes' to tell."""
+    loaded = load(*(f"+custom_env.{tag}.env_manager_cls={STEPS}" for tag in ("FrozenLake", "SimpleSokoban")))
+    assert not planned(loaded)
+    config = loaded.config
+    assert (config.resampling.fit, config.resampling.multiple_of) == ("copy", 16)
+    plan, _ = plan_batches(config, None)
+    assert plan is not None and plan.counts_turns and plan.updates_per_step == 2

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.config import RunConfig
 from posttrain.config.sft import SftConfig
-from posttrain.plan.batch import ends_with_epochs, plan_batches
+from posttrain.plan.batch import ends_with_epochs, plan_batches, samples_divide_by
 from posttrain.plan.sft import plan_sft
 from posttrain.records.batch_plans import BatchPlan
 
@@ -292,3 +292,45 @@ def test_epochs_whose_steps_no_run_could_make() -> None:
     # 100 // 8 = 12 steps per epoch; 10,000,000 // 12 = 833,333
     assert plan is None and problem.what == "1000000 epochs of 12 steps are 12000000 steps; a run has at most 10000000"
     assert problem.fix.startswith("use run.total_epochs=833333 or fewer")
+
+
+@pytest.mark.parametrize(
+    ("fit", "trained", "updates"), [("copy", 72, 3), ("drop", 48, 2), ("nearest", 48, 2), ("one", 24, 1)]
+)
+def test_a_step_that_does_not_divide_is_fitted(fit: str, trained: int, updates: int) -> None:
+    """64 sequences in updates of 24: 64 = 2 x 24 + 16. On 3 devices, too, which 64 does not divide over."""
+    step: dict[str, Any] = {
+        "policy__sequences_per_mini_batch": 24,
+        "policy__engine": "fsdp",
+        "placement__devices": 3,
+        "policy__sequences_per_micro_batch_per_device": 8,
+    }
+    assert plan_batches(config(**step), None)[0] is None
+    plan, problems = plan_batches(config(**step, resampling__fit=fit), None)
+    assert plan is not None and not problems
+    assert (plan.sequences_per_step, plan.trained_samples_per_step, plan.updates_per_step) == (64, trained, updates)
+    assert plan.gradient_accumulation_steps == 1
+
+
+def test_a_multiple_that_holds_no_whole_updates_is_refused() -> None:
+    step = {"policy__sequences_per_mini_batch": 24, "resampling__fit": "copy"}
+    _, problems = plan_batches(config(**step, resampling__multiple_of=36), None)
+    assert [str(each) for each in problems] == [
+        "training samples are made to divide by 36, and an update of the policy has 24; "
+        "use resampling.multiple_of=72, or null"
+    ]
+    both = config(**step, advantage__name="gae", critic__sequences_per_mini_batch=16)
+    plan, problems = plan_batches(both, None)
+    assert plan is not None and not problems and plan.critic is not None
+    # lcm(24, 16) = 48: 64 are copied to 96
+    assert (plan.trained_samples_per_step, plan.updates_per_step, plan.critic.updates_per_step) == (96, 4, 6)
+    assert samples_divide_by(both, plan) == 48
+
+
+def test_turns_are_counted_by_the_episodes() -> None:
+    turns = {"environment__name": "guess_number", "environment__sample_per_turn": True}
+    plan, problems = plan_batches(
+        config(**turns, policy__sequences_per_mini_batch=24, resampling__fit="copy"), training_prompts=100
+    )
+    assert plan is not None and not problems
+    assert (plan.counts_turns, plan.updates_per_step, plan.on_policy) == (True, 3, False)

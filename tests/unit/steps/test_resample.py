@@ -1,4 +1,5 @@
-"""PF-PPO's second draw of a step: probabilities by hand, whole trajectories, and records of the whole step."""
+"""The second draw of a step: PF-PPO's probabilities by hand, whole trajectories, rows copied or left out until they divide, and
+records of the whole step."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 
 from batches import sequence_batch, train_batch
 from posttrain.algos.resampling import draw_weights
+from posttrain.config.fitting import Fit, fitted_count
 from posttrain.records.batches import TrainBatch
 from posttrain.records.plans import LossPlan, ResamplingPlan, UpdatePlan
 from posttrain.records.statistics import UpdateStats
@@ -78,6 +80,67 @@ def test_records_are_of_the_whole_step() -> None:
     drawn = resample(train, torch.ones(4, dtype=torch.bool), ResamplingPlan(weights="power"), seed=1)
     kept = stats_of_all(stats, train, drawn)
     assert kept.trainer_logprobs is train.logprobs.old
-    assert kept.metrics == {"policy/loss": 1.0, "policy/drawn_share": 0.25}
+    assert kept.metrics == {"policy/loss": 1.0, "policy/drawn_share": 0.25, "policy/added_samples": 0.0}
     assert resample(train, torch.zeros(4, dtype=torch.bool), ResamplingPlan(weights="power"), seed=1) is train
     assert stats_of_all(stats, train, train) is stats
+
+
+@pytest.mark.parametrize(
+    ("samples", "multiple", "copied", "dropped", "nearest", "one"),
+    [
+        (256, 48, 288, 240, 240, 48),  # 256 = 5 x 48 + 16, and 16 is less than half of 256
+        (20, 48, 48, 48, 48, 48),  # nothing would be left
+        (96, 48, 96, 96, 96, 96),  # divides
+        (7, 5, 10, 5, 5, 5),  # the rest 2 is less than 3.5
+        (5, 6, 6, 6, 6, 6),
+        (3, 1, 3, 3, 3, 3),
+    ],
+)
+def test_counts_that_divide_by_hand(
+    samples: int, multiple: int, copied: int, dropped: int, nearest: int, one: int
+) -> None:
+    fits: list[Fit] = ["copy", "drop", "nearest", "one", "none"]
+    expected = [copied, dropped, nearest, one, samples]
+    assert [fitted_count(samples, multiple, fit) for fit in fits] == expected
+
+
+def fit(train: TrainBatch, how: Fit, multiple: int, seed: int = 3) -> TrainBatch:
+    plan = ResamplingPlan(fit=how, multiple_of=multiple)
+    return resample(train, torch.ones(len(train), dtype=torch.bool), plan, seed)
+
+
+def test_copies_come_behind_all_rows_and_none_is_copied_twice_before_all_are() -> None:
+    train = steps_of([0.0] * 5, [0, 1, 2, 3, 4])
+    names = fit(train, "copy", 4).sequences.sample_ids
+    assert names[:5] == tuple("abcde") and len(names) == 8 and len(set(names[5:])) == 3
+    many = fit(train, "copy", 16).sequences.sample_ids
+    assert len(many) == 16 and set(many) == set("abcde")
+    drawn = {one for seed in range(60) for one in fit(train, "copy", 6, seed).sequences.sample_ids[5:]}
+    assert drawn == set("abcde")  # every row has its chance
+
+
+@pytest.mark.parametrize(("how", "left"), [("drop", 4), ("nearest", 4), ("one", 2)])
+def test_rows_that_stay_keep_their_order(how: Fit, left: int) -> None:
+    train = steps_of([0.0] * 5, [0, 1, 2, 3, 4])
+    taken = fit(train, how, 2)
+    names = taken.sequences.sample_ids
+    assert len(names) == left and list(names) == sorted(names) and set(names) < set("abcde")
+    assert fit(train, how, 2).sequences.sample_ids == names
+    assert taken.logprobs.old is not None
+    assert taken.logprobs.old.flatten().tolist() == [-float("abcde".index(name)) for name in names]
+
+
+def test_turns_are_rows_of_their_own_once_they_divide() -> None:
+    """Two episodes of 3 and 2 turns are copied to 6 rows: 3 updates of 2 rows, not 1 of two episodes."""
+    taken = fit(steps_of([0.0] * 5, [0, 0, 0, 1, 1]), "copy", 6)
+    plan = UpdatePlan(loss=LOSS, epochs=1, sequences_per_update=2, on_policy=False)
+    assert rows_per_update(taken, plan) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_records_know_what_was_added_or_left_out() -> None:
+    train = steps_of([0.0] * 5, [0, 1, 2, 3, 4])
+    stats = UpdateStats(metrics={}, trainer_logprobs=torch.zeros(2, 1), updates=1, skipped_updates=0)
+    for how, added, share in (("copy", 3.0, 1.0), ("drop", -1.0, 0.8)):
+        kept = stats_of_all(stats, train, fit(train, how, 4))
+        assert kept.metrics == {"policy/drawn_share": share, "policy/added_samples": added}
+        assert kept.trainer_logprobs is train.logprobs.old

@@ -218,6 +218,8 @@ def algorithm_warnings(config: RunConfig) -> Iterator[str]:
     resampling = config.resampling
     if resampling.weights != "power" and resampling.exponent != type(resampling).model_fields["exponent"].default:
         yield f"resampling.exponent has no effect: resampling.weights is {resampling.weights}, not power"
+    if resampling.multiple_of is not None and resampling.fit == "none":
+        yield "resampling.multiple_of has no effect: resampling.fit is none"
     inputs = config.loss.about.inputs
     if inputs and "advantages" not in inputs:
         yield f"advantage.name has no effect: {config.loss.name} does not read advantages"

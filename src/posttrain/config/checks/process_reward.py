@@ -46,9 +46,10 @@ def process_reward_problems(config: RunConfig) -> Iterator[Problem]:
             fix="use asynchronous.mode=off",
             field="asynchronous.mode",
         )
-    if config.resampling.weights != "none":
-        yield Problem(
-            "the process reward model learns from all responses of a step, and resampling.weights draws among them",
-            fix="use resampling.weights=none",
-            field="resampling.weights",
-        )
+    for name in ("weights", "fit"):
+        if getattr(config.resampling, name) != "none":
+            yield Problem(
+                f"the process reward model learns from all responses of a step, and resampling.{name} draws among them",
+                fix=f"use resampling.{name}=none",
+                field=f"resampling.{name}",
+            )

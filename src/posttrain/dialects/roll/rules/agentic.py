@@ -62,7 +62,8 @@ def agentic(keys: Reader, sizes: RollLayout, *, has_reference: bool) -> dict[str
         "reward.by_turn": keys["use_turn_scores"] or _by_step(keys["adv_estimator"]),
     }
     fields |= _sampling(keys, TRAIN, "rollout") | _lengths(keys, tags)
-    fields |= _sizes(keys, sizes) | forward_only(keys, has_reference=has_reference)
+    of_turns = bool(fields["environment.sample_per_turn"])
+    fields |= _sizes(keys, sizes, of_turns=of_turns) | forward_only(keys, has_reference=has_reference)
     if samples_only(keys):
         return fields | _played_once(keys, fields)
     return fields | (_validation(keys) if validates else _without_validation(keys))
@@ -155,7 +156,7 @@ def _lengths(keys: Reader, tags: list[str]) -> dict[str, Any]:
     }
 
 
-def _sizes(keys: Reader, sizes: RollLayout) -> dict[str, Any]:
+def _sizes(keys: Reader, sizes: RollLayout, *, of_turns: bool) -> dict[str, Any]:
     """rollout_batch_size counts trajectories."""
     size, step = count(keys, f"{TRAIN}.group_size"), count(keys, "rollout_batch_size")
     if step % size:
@@ -169,7 +170,7 @@ def _sizes(keys: Reader, sizes: RollLayout) -> dict[str, Any]:
         # No episode is repeated, as in ROLL.
         "environment.train_episodes": step // size * count(keys, "max_steps"),
     }
-    return fields | trajectory_batches(keys, sizes, step)
+    return fields | trajectory_batches(keys, sizes, step, of_turns=of_turns)
 
 
 def _redundant(keys: Reader) -> int:

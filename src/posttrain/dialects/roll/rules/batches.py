@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from posttrain.config.fitting import Fit, fitted_count
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.look import count
-from posttrain.dialects.roll.rules.placement import Copies, RollLayout
+from posttrain.dialects.roll.rules.placement import Copies, RollLayout, reference_ranks
 
 _STEP = "rollout_batch_size"
 _SAMPLES = "num_return_sequences_in_group"
+_ADJUST = "batch_adjust_mode"
+FITS: dict[str, Fit] = {"copy": "copy", "delete": "drop", "auto": "nearest", "random_sample": "one"}
+_DOES = {
+    "copy": "some, drawn at random, are copied",
+    "drop": "some, drawn at random, are left out",
+    "nearest": "some, drawn at random, are left out, or copied where that is less",
+    "one": "some are drawn at random",
+}
 
 
 def batches(keys: Reader, layout: RollLayout, *, has_reference: bool) -> dict[str, Any]:
@@ -30,29 +39,52 @@ def batches(keys: Reader, layout: RollLayout, *, has_reference: bool) -> dict[st
     return fields | forward_only(keys, has_reference=has_reference)
 
 
-def trajectory_batches(keys: Reader, layout: RollLayout, trajectories: int) -> dict[str, Any]:
-    """Updates and micro-batches of an agentic step. ROLL copies trajectories until they divide into updates; here an update has
-    fewer of them where they do not."""
+def trajectory_batches(keys: Reader, layout: RollLayout, trajectories: int, *, of_turns: bool) -> dict[str, Any]:
+    """Updates and micro-batches of an agentic step. ROLL copies rows, or leaves some out, until they divide by everything that it
+    cuts them into; ``of_turns``: the rows are turns, and episodes tell how many there are."""
     fields: dict[str, Any] = {"policy.epochs_per_step": count(keys, "ppo_epochs")}
     roles = [("policy", "actor_train", layout.policy)] + (
         [("critic", "critic", layout.critic)] if layout.critic else []
     )
     if layout.critic:
         fields["critic.epochs_per_step"] = 1
+    parts = _row_parts(keys, layout)
+    multiple = math.lcm(*parts.values())
+    fit = FITS[keys[_ADJUST]]
+    rows = fitted_count(trajectories, multiple, fit)
     for role, section, at in roles:
-        fields |= _updates(keys, role, section, at, trajectories, check=False)
-        asked = fields[f"{role}.sequences_per_mini_batch"]
-        sizes = [
-            size for size in range(1, min(asked, trajectories) + 1) if trajectories % size == size % at.copies == 0
-        ]
-        if not sizes:
-            keys.problem(f"{trajectories} trajectories do not split over {at.copies} data-parallel ranks ({at.in_words})",
-                         key=_STEP, fix=f"use {_STEP}={-(-trajectories // at.copies) * at.copies}")  # fmt: skip
-        elif sizes[-1] != asked:
-            fields[f"{role}.sequences_per_mini_batch"] = sizes[-1]
-            keys.warn(f"{section}: {trajectories} trajectories do not divide into updates of {asked}; here an update has "
-                      f"{sizes[-1]}, where ROLL copies trajectories (batch_adjust_mode)")  # fmt: skip
-    return fields
+        fields |= _updates(keys, role, section, at, rows, check=False)
+        if of_turns and f"{role}.sequences_per_micro_batch_per_device" in fields:
+            fields[f"{role}.shuffle"] = True  # a step has several updates as soon as its turns are more than one has
+    if not of_turns and rows == trajectories:
+        keys.ignore(_ADJUST, f"{trajectories} trajectories divide by {multiple}: none is copied or left out")
+        return fields
+    what = f"by {multiple}, the least common multiple of " + ", ".join(f"{size} ({of})" for of, size in parts.items())
+    if of_turns:
+        keys.warn(f"the rows of a step are turns; {_DOES[fit]} until they divide {what} ({_ADJUST}={keys[_ADJUST]})")
+    else:
+        change = f"{rows - trajectories} are copied" if rows > trajectories else f"{trajectories - rows} are left out"
+        keys.warn(f"{trajectories} trajectories do not divide {what}: {change}, drawn at random, and updates are made on {rows} "
+                  f"({_ADJUST}={keys[_ADJUST]})")  # fmt: skip
+    return fields | {"resampling.fit": fit, "resampling.multiple_of": multiple}
+
+
+def _row_parts(keys: Reader, layout: RollLayout) -> dict[str, int]:
+    """Rows that each role takes at a time, over its data-parallel ranks: in an update, and in a pass without gradient."""
+    parts = {}
+    sections = [("actor_train", layout.policy)] + ([("critic", layout.critic)] if layout.critic else [])
+    for section, at in sections:
+        at_args = f"{section}.training_args"
+        update = count(keys, f"{at_args}.per_device_train_batch_size") * count(
+            keys, f"{at_args}.gradient_accumulation_steps"
+        )
+        parts[f"updates of {section}"] = update * at.copies
+        parts[f"{section}.infer_batch_size"] = count(keys, f"{section}.infer_batch_size") * at.copies
+    # ROLL has one with a KL of any kind, used or not; with an adapter it is the policy without it, and no worker of its own
+    has_reference = keys["enable_reference"] or keys["use_kl_loss"] or keys["init_kl_coef"] > 0
+    if has_reference and not keys["actor_train.model_args.lora_target"]:
+        parts["reference.infer_batch_size"] = count(keys, "reference.infer_batch_size") * reference_ranks(keys)
+    return parts
 
 
 def _step_splits(keys: Reader, prompts: int, samples: int, layout: RollLayout) -> bool:

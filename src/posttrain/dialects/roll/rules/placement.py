@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -189,6 +190,18 @@ def trained(keys: Reader, role: str, section: str, ids: list[int], fields: dict[
     return Copies(
         devices=size, copies=size // shared, in_words=f"{size} devices / {words}" if words else f"{size} devices"
     )
+
+
+def reference_ranks(keys: Reader) -> int:
+    """The data-parallel size of the reference."""
+    section = "reference"
+    strategy = keys[f"{section}.strategy_args.strategy_name"] or ""
+    shared = 1
+    if strategy.startswith(MEGATRON):
+        shared = math.prod(count(keys, f"{section}.{CONFIG}.{theirs}") for theirs in _PARALLEL.values())
+    elif strategy.startswith((SHARDED, DEEPSPEED)):
+        shared = count(keys, f"{section}.model_args.ulysses_size")
+    return max(1, len(device_ids(keys, section)) // shared)
 
 
 def _their_name(family: str, ours: str) -> str:
