@@ -1,4 +1,4 @@
-"""How many training samples a step has after they are made to divide by the size of an update."""
+"""The number of training samples of a step, after they are made to divide by the size of an update."""
 
 from __future__ import annotations
 

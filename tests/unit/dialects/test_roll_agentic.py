@@ -657,3 +657,55 @@ def test_rows_of_the_step_manager_are_turns(load) -> None:
     assert (config.resampling.fit, config.resampling.multiple_of) == ("copy", 16)
     plan, _ = plan_batches(config, None)
     assert plan is not None and plan.counts_turns and plan.updates_per_step == 2
+
+
+MINE = "roll.pipeline.agentic.env_manager.mine.MineEnvManager"
+
+
+def checkout_with(tmp_path: Path, text: str) -> None:
+    file = tmp_path / Path(*MINE.split(".")[:-1]).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+
+
+def test_a_manager_of_the_checkout_plays_itself(load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shop = {"env_type": "a_shop_of_mine", "env_manager_cls": MINE, "max_steps": 3, "env_config": {"x": 1}}
+    changes: dict[str, Any] = {"custom_envs": {"FrozenLake": "${custom_env.FrozenLake}", "SimpleSokoban": shop},
+                               "tracker_kwargs": {"api_key": "hidden"}}  # fmt: skip
+    assert "there is no environment a_shop_of_mine" in "".join(said(load(**changes)))
+    checkout_with(tmp_path, "class MineEnvManager: ...")
+    loaded = load(**changes)
+    assert not planned(loaded)
+    lake, mine = (loaded.config.environment.named[tag] for tag in ("FrozenLake", "SimpleSokoban"))
+    assert (lake.name, mine.name, mine.max_turns) == ("frozen_lake", "roll_manager", 3)
+    settings = mine.settings
+    assert (settings["folder"], settings["tag"], settings["model"]) == (str(tmp_path), "SimpleSokoban", "m")
+    assert settings["values"]["custom_envs"]["SimpleSokoban"] == shop
+    assert settings["values"]["custom_envs"]["FrozenLake"]["env_type"] == "frozen_lake"
+    assert "tracker_kwargs" not in settings["values"]
+    assert any(MINE in text and "a class of yours" in text for text in map(str, loaded.warnings))
+
+
+def test_a_manager_that_asks_other_weights_does_not_train(
+    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manager = (f"+custom_env.FrozenLake.env_manager_cls={MINE}", "train_env_manager.tags=[FrozenLake]",
+               "train_env_manager.num_groups_partition=[4]")  # fmt: skip
+    assert f"env_manager_cls={MINE} is planned" in "".join(planned(load(*manager)))
+    checkout_with(tmp_path, "class MineEnvManager:\n    def ask(self, data): data.meta_info['lora_name'] = None")
+    assert "asks for responses of other weights (lora_name in" in "".join(planned(load(*manager)))
+
+
+def test_an_environment_that_is_not_here_is_played_by_the_checkouts_manager(
+    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = ("custom_env.FrozenLake.env_type=countdown", "train_env_manager.tags=[FrozenLake]",
+            "train_env_manager.num_groups_partition=[4]")  # fmt: skip
+    assert "env_type=countdown is planned" in "".join(planned(load(*kind)))
+    file = tmp_path / "roll/pipeline/agentic/env_manager/traj_env_manager.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("class TrajEnvManager: ...")
+    assert load(*kind).config.environment.named["FrozenLake"].name == "roll_manager"

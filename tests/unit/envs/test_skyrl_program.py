@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from driven import Driven
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
 from posttrain.envs.skyrl_agent import skyrl_agent
@@ -17,7 +17,7 @@ from posttrain.envs.skyrl_program import BRIDGE, skyrl_program
 from posttrain.envs.skyrl_program.bridge import answer_of, left_out
 from posttrain.envs.skyrl_program.rows import ProgramRows
 from posttrain.errors import ConfigError, DataError
-from posttrain.interfaces.env import AskingEnv, EnvAsk, EnvSpec, EnvStep
+from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep
 from posttrain.records.trajectories import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -211,26 +211,6 @@ class AutoTokenizer:
     def decode(self, ids, skip_special_tokens):
         return "".join(map(chr, ids))
 """
-
-
-class Driven:
-    """An episode of the program, whose turns the test takes."""
-
-    def __init__(self, env: AskingEnv, seed: int):
-        self.env: Any = env
-        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        env.begin(seed, self.events.put)
-
-    def next(self) -> Any:
-        event = self.events.get(timeout=60)
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-    def answer(self, asked: EnvAsk, text: str, *ids: int) -> None:
-        if asked.options.tokens:
-            self.env.sampled(asked.turn, ids, [-1.0] * len(ids))
-        self.env.answer(asked.turn, text, cut=False, prompt_tokens=1, response_tokens=len(ids))
 
 
 @pytest.fixture

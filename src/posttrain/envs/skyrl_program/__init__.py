@@ -61,6 +61,18 @@ def python_of(named: str | None) -> str:
     return python
 
 
+def as_policy(body: Any) -> Any:
+    """Return a request without the words of vLLM that have no effect here, under the policy's name: generators ask for the
+    model by its path."""
+    if not isinstance(body, dict):
+        return body
+    asked = {name: value for name, value in body.items() if name not in NO_EFFECT}
+    # A number, in vLLM's own interface
+    if "messages" in asked and asked.get("logprobs") is not None:
+        asked["logprobs"] = asked["logprobs"] is not False
+    return {**asked, "model": MODEL}
+
+
 class ProgramEpisode(Agent):
     """An agent whose loop is the program's generator."""
 
@@ -69,15 +81,7 @@ class ProgramEpisode(Agent):
         self._plays, self._python = plays, python
 
     def reads(self, body: Any) -> Any:
-        """Return a request without the words of vLLM that have no effect here, under the policy's name: generators ask for the
-        model by its path."""
-        if not isinstance(body, dict):
-            return body
-        asked = {name: value for name, value in body.items() if name not in NO_EFFECT}
-        # A number, in vLLM's own interface
-        if "messages" in asked and asked.get("logprobs") is not None:
-            asked["logprobs"] = asked["logprobs"] is not False
-        return {**asked, "model": MODEL}
+        return as_policy(body)
 
     def started(self, episode: AgentEpisode) -> BridgedEpisode:
         row = dict(episode.row)

@@ -8,6 +8,7 @@ from typing import Any
 from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.forks import of_fork
 from posttrain.dialects.roll.rules.look import count
+from posttrain.dialects.roll.rules.managers import has_manager, own_manager
 from posttrain.dialects.roll.rules.worlds import WRAPPED, world
 from posttrain.errors import did_you_mean, nearest
 from posttrain.registry import ENVS
@@ -70,11 +71,21 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
         keys.problem(f"{at} has no env_type", key=at, fix="give it one, such as env_type: frozen_lake")
         return None
     config = keys[f"{at}.env_config"] or {}
+    manager = str(keys[f"{at}.env_manager_cls"] or TRAJECTORIES)
+    if not _is_played(keys, at) and (played := own_manager(keys, tag, manager)):
+        return played | {"max_turns": _turns(keys, at)}
     if how := _SOKOBANS.get(kind):
         keys.warn(f"{at}.env_type={kind} is sokoban: {how}")
     wording = {} if kind == NATIVE_SOKOBAN else _TEXTS
     kind = "sokoban" if kind in _SOKOBANS else kind
     other = world(keys, at, str(kind), config)
+    if (
+        other is None
+        and kind in ROLLS
+        and keys[f"{at}.env_manager_cls"] != PICTURED
+        and (played := own_manager(keys, tag, manager))
+    ):
+        return played | {"max_turns": _turns(keys, at)}
     if other is None and (kind in ROLLS or str(kind).startswith(_FAMILIES)):
         keys.plan_only(f"{at}.env_type={kind} is planned, and the plan counts episodes of {_STAND_IN} in its place",
                        key=f"{at}.env_type",
@@ -102,6 +113,13 @@ def environment(keys: Reader, tag: str) -> dict[str, Any] | None:
     if tokens is not None and "template" in settings:
         settings["max_response_tokens"] = tokens
     return {"name": kind, "settings": settings, "max_turns": _turns(keys, at)}
+
+
+def _is_played(keys: Reader, at: str) -> bool:
+    """Return True when the manager of a tag is one whose conversations are held here."""
+    name = keys[f"{at}.env_manager_cls"] or TRAJECTORIES
+    native = keys[f"{at}.env_type"] == NATIVE_SOKOBAN and name.endswith(NATIVE_STEPS)
+    return native or name in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED, PICTURED)
 
 
 def _unread_tools(keys: Reader, at: str, kind: str) -> None:
@@ -154,7 +172,7 @@ def samples_turns(keys: Reader, tags: list[str]) -> bool:
         managers[tag] = name
         if keys[f"custom_envs.{tag}.env_type"] == NATIVE_SOKOBAN and name.endswith(NATIVE_STEPS):
             managers[tag] = CONCATENATED
-        elif name not in (TRAJECTORIES, STEPS, CONCATENATED, PROXIED, PICTURED):
+        elif not _is_played(keys, f"custom_envs.{tag}") and not has_manager(keys, tag):
             keys.plan_only(f"{key}={name} is planned", key=key, fix=f"use {TRAJECTORIES} or {STEPS}")
     of_turns = [name.endswith(("StepEnvManager", "StepConcatEnvManager")) for name in managers.values()]
     if any(of_turns) and not all(of_turns):
