@@ -17,6 +17,7 @@ import io
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -135,8 +136,10 @@ def trainer_calls(script: Path, folder: Path) -> list[list[str]]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(write,),
+            start_new_session=True,
         )
-        stop = threading.Timer(20, process.kill)  # a script that waits for a server waits for ever
+        # A script that waits for a server waits for ever, in shells of its own, too
+        stop = threading.Timer(20, os.killpg, (process.pid, signal.SIGKILL))
         stop.start()
         os.close(write)
         printed = shown.read().decode("utf-8", errors="replace")

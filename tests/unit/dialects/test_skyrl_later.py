@@ -152,3 +152,12 @@ def test_a_wrong_number_of_devices_is_not_compared(key: str) -> None:
     others = [each for each in sizes if not each.startswith(key)]
     (problem,) = read(*others, f"{G}.num_inference_engines=1", f"{key}=nan").problems
     assert problem.field == key
+
+
+def test_experts_that_are_recorded_and_not_used_are_refused() -> None:
+    """SkyRL asserts that Megatron replays them; without a word on it they are replayed here."""
+    recorded = ("trainer.strategy=megatron", "generator.inference_engine.enable_return_routed_experts=true")
+    replay = "trainer.policy.megatron_config.moe_enable_routing_replay"
+    assert read(*recorded, f"{replay}=true").config.rollout.routing_replay
+    [problem] = [each for each in read(*recorded, f"{replay}=false").problems if replay in str(each)]
+    assert "does not use them: SkyRL stops there" in str(problem)

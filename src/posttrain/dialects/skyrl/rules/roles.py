@@ -30,6 +30,7 @@ LORA = ("rank", "alpha", "dropout", "target_modules", "exclude_modules")
 _FSDP = ("cpu_offload", "reshard_after_forward", "fsdp_size", "wrap_policy", "mixed_precision")
 _MEGATRON_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _REPLAY = "trainer.policy.megatron_config.moe_enable_routing_replay"
+_RECORDS = "generator.inference_engine.enable_return_routed_experts"
 # Keys of Megatron's section that are no options of the engine: of R3, of heads that are not trained, of adapters and saves.
 NO_OPTIONS = (
     *("moe_enable_routing_replay", "mtp_loss_topk", "mtp_loss_chunk_size", "mtp_loss_weight", "mtp_num_layers"),
@@ -45,8 +46,12 @@ def roles(keys: Reader, *, has_critic: bool, has_reference: bool) -> dict[str, A
     _check_strategy(keys)
     fields = _trained(keys, "policy")
     fields["model.gradient_checkpointing"] = keys["trainer.gradient_checkpointing"]
-    if keys["trainer.strategy"] == MEGATRON and keys.written(_REPLAY) and keys[_REPLAY]:
-        fields["rollout.routing_replay"] = True
+    if keys["trainer.strategy"] == MEGATRON and keys.written(_REPLAY):
+        if keys[_REPLAY]:
+            fields["rollout.routing_replay"] = True
+        elif get(keys, _RECORDS):
+            keys.problem(f"{_RECORDS}=true records the sampler's experts, and {_REPLAY}=false does not use them: SkyRL stops "
+                         "there", key=_REPLAY, fix=f"use {_REPLAY}=true, or {_RECORDS}=false")  # fmt: skip
     if has_critic:
         path = keys["trainer.critic.model.path"]
         fields |= _trained(keys, "critic")
