@@ -122,22 +122,20 @@ def answers(script: Path, checkout: Path, *, arithmetic: bool) -> Iterator[Answe
     """Try the launches of a script."""
     signal.signal(signal.SIGALRM, _expired)
     os.chdir(home_of(script, checkout))
-    words = [str(script)]
     try:
-        tried(words, drop_unknown=False)
+        found = {str(script): tried([str(script)], drop_unknown=False)}
     except SeveralTrainers as several:
-        words = list(several.names[:MOST])
-    for word in words:
-        yield _answer(word, script, checkout, arithmetic=arithmetic)
+        found = {word: tried([word], drop_unknown=False) for word in several.names[:MOST]}
+    for word, problems in found.items():
+        yield _answer(word, problems, checkout, arithmetic=arithmetic)
 
 
-def _answer(word: str, script: Path, checkout: Path, *, arithmetic: bool) -> Answer:
+def _answer(word: str, problems: list[str], checkout: Path, *, arithmetic: bool) -> Answer:
+    """Answer for a launch that has these problems as it is."""
     own: list[str] = []
-    way, problems = AS_IS, tried([word], drop_unknown=False)
-    if problems and _CALLS_NONE.search(problems[0]):
-        way = NO_LAUNCH
+    way = NO_LAUNCH if problems and _CALLS_NONE.search(problems[0]) else AS_IS
     for drop in (False, True) if problems and way != NO_LAUNCH else ():
-        way, own, problems = _with_words(word, drop=drop)
+        way, own, problems = _with_words(word, problems if not drop else tried([word], drop_unknown=True), drop=drop)
         if not problems:
             break
     said = REFUSED if problems and way != NO_LAUNCH else way
@@ -159,15 +157,16 @@ def _confirming(own: list[str]) -> list[str]:
     return [f"+posttrain.own_keys=[{','.join(own)}]"] if own else []
 
 
-def _with_words(word: str, *, drop: bool) -> tuple[str, list[str], list[str]]:
+def _with_words(word: str, problems: list[str], *, drop: bool) -> tuple[str, list[str], list[str]]:
     """Try a launch with every word that its messages ask to have confirmed. Returns: the way, the words, the problems."""
     own: list[str] = []
-    while problems := tried([word, *_confirming(own)], drop_unknown=drop):
+    while problems:
         texts = re.findall(r"posttrain\.own_keys=\[([^\]]*)\]", " ".join(problems))
         new = [each.strip() for text in texts for each in text.split(",") if each.strip() not in own]
         if not new:
             break
         own += dict.fromkeys(new)
+        problems = tried([word, *_confirming(own)], drop_unknown=drop)
     return (DROPPED if drop else CONFIRMED), own, problems
 
 

@@ -51,7 +51,7 @@ def expected(get: Callable[..., Any], version: str) -> dict[str, Any]:
         "prompt_tokens": get("data.max_prompt_length"),
         "response_tokens": get("data.max_response_length"),
         "temperature": get(f"{ROLLOUT}.temperature", 1.0),
-        "epochs": get("trainer.total_epochs") if get("trainer.total_training_steps", None) is None else 1,
+        "epochs": get("trainer.total_epochs"),
         "steps": get("trainer.total_training_steps", None),
         "in_loss": get(f"{ACTOR}.kl_loss_coef", 0.001) if get(f"{ACTOR}.use_kl_loss", False) else 0,
         "estimator": get("algorithm.adv_estimator"),
@@ -60,6 +60,8 @@ def expected(get: Callable[..., Any], version: str) -> dict[str, Any]:
         found["tokens"] = get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * (
             1 if get(f"{ACTOR}.strategy") == "megatron" else split
         )
+    elif per_rank > rows:  # a mini-batch above the step: cut evenly here, into a short last part by verl
+        pass
     elif (micro := get(f"{ACTOR}.ppo_micro_batch_size_per_gpu", None)) is not None:
         found["micro"] = micro
     elif (micro := get(f"{ACTOR}.ppo_micro_batch_size", None)) is not None:
@@ -99,9 +101,10 @@ def planned(request: Any) -> dict[str, Any]:
         "tokens": batches.max_tokens_per_micro_batch,
         "micro": batches.sequences_per_micro_batch_per_device,
         "in_reward": reward.kl.coef,
-        "clip": (config.loss.clip_ratio_low, config.loss.clip_ratio_high),
         "warmup": schedule.warmup_ratio,
     }
+    if hasattr(config.loss, "clip_ratio_low"):  # of verl's losses; a fork's own has settings of its own
+        found["clip"] = (config.loss.clip_ratio_low, config.loss.clip_ratio_high)
     if schedule.warmup_updates is not None:  # verl's schedules move once a step
         found["warmup"] = schedule.warmup_updates / (batches.updates_per_step if schedule.moves_every == "step" else 1)
     if found["estimator"] == "gae":

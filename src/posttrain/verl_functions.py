@@ -45,7 +45,8 @@ LOSS_INPUTS: Mapping[str, str] = {
 SKYRL_PLACES = ("policy_logprobs", "old_logprobs", "advantages")
 SKYRL_INPUTS: Mapping[str, str] = {"loss_mask": "mask", "rollout_logprobs": "rollout_logprobs"}
 # Parameters that the caller fills in without an input or a setting: our own objective aggregates and corrects.
-FILLED_IN = ("loss_agg_mode", "rollout_is_weights", "rollout_is_weight", "num_repeat", "norm_adv_by_std_in_grpo")
+WEIGHTS = ("rollout_is_weights", "rollout_is_weight")
+FILLED_IN = ("loss_agg_mode", *WEIGHTS, "num_repeat", "norm_adv_by_std_in_grpo")
 COLUMN = "column:"  # before the name of a column of the data, which an estimator is given as an array [B]
 CONFIG = "config"  # their section algorithm, or actor
 # Inputs of an estimator inside a fork's trainer, which sees every turn of an episode as a row
@@ -98,6 +99,16 @@ class VerlFunction:
         return [name for name, source in self.inputs.items() if source not in known and not source.startswith(COLUMN)]
 
     @property
+    def weighs_at(self) -> int:
+        """The line of a loss that uses the weights of rollout correction otherwise than as a factor, 0 without one: it gets none,
+        and its result is multiplied by them here."""
+        above = {child: node for node in ast.walk(self.definition) for child in ast.iter_child_nodes(node)}
+        for node in ast.walk(self.definition):
+            if isinstance(node, ast.Name) and node.id in WEIGHTS and not _is_factor(node, above):
+                return node.lineno
+        return 0
+
+    @property
     def columns(self) -> list[str]:
         """Columns of the data that its trainer hands to it."""
         return [source.removeprefix(COLUMN) for source in self.inputs.values() if source.startswith(COLUMN)]
@@ -107,6 +118,16 @@ class VerlFunction:
         """Inputs of ours, each once. Estimators are shown the valid rows alone."""
         more = () if self.is_loss else ("valid", "response_mask")
         return tuple(dict.fromkeys((*self.inputs.values(), *more, *(("mask",) if self.is_loss else ()))))
+
+
+def _is_factor(node: ast.expr, above: Mapping[ast.AST, ast.AST]) -> bool:
+    """Return True for a name that is compared with None, or multiplied with: ``loss * weights.detach()``."""
+    outer = above[node]
+    while isinstance(outer, ast.Attribute) and outer.attr in ("detach", "to", "float", "type_as"):
+        outer = above[above[outer]]
+    if isinstance(outer, ast.Compare):
+        return all(isinstance(each, ast.Is | ast.IsNot) for each in outer.ops)
+    return isinstance(outer, ast.BinOp | ast.AugAssign) and isinstance(outer.op, ast.Mult)
 
 
 @lru_cache(maxsize=64)  # a request asks for the same one a dozen times

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ FOLDERS = (
     "*/workers/reward_manager",
     "*/verl/workers/reward_manager",  # the checkout of verl is a folder of the repository
 )
+_BASE = "reward_manager"  # a part of the module that a file imports the function which registers from
+MOST_FOLDERS, MOST_FILES = 100, 3000  # of a checkout
 # Programs that choose a manager by comparing its name
 _CHOOSE = ("verl/trainer/main_ppo.py", "verl/trainer/ppo/reward.py", "*/verl/trainer/main_ppo.py")
 
@@ -39,7 +42,8 @@ def manager_in_checkout(name: str) -> tuple[str, str] | None:
     """
     files = [file for folder in FOLDERS for file in sorted(Path().glob(f"{folder}/**/*.py"))]
     texts = {file: file.read_text("utf-8", errors="replace") for file in files}
-    registers = re.compile(rf"""@register\(\s*["']{re.escape(name)}["']""")
+    # A recipe imports verl's function as register_manager
+    registers = re.compile(rf"""@\w*register\w*\(\s*["']{re.escape(name)}["']""")
     if (found := next((file for file, text in texts.items() if registers.search(text)), None)) is not None:
         return str(found), name
     programs = [file for pattern in _CHOOSE for file in sorted(Path().glob(pattern))]
@@ -49,7 +53,19 @@ def manager_in_checkout(name: str) -> tuple[str, str] | None:
         defines = re.compile(rf"^class {re.escape(each)}\b", re.M)
         if (found := next((file for file, text in texts.items() if defines.search(text)), None)) is not None:
             return str(found), each
+    for file in _elsewhere():
+        text = file.read_text("utf-8", errors="replace")
+        if _BASE in text and registers.search(text):
+            return str(file), name
     return None
+
+
+def _elsewhere() -> Iterator[Path]:
+    """The files of recipes and of other folders of a checkout beside verl's, up to MOST_FILES."""
+    folders = [each for each in sorted(Path().iterdir()) if each.is_dir() and each.name[0] not in "._"]
+    beside = [each for each in folders if each.name != "verl"] if len(folders) < MOST_FOLDERS else []
+    files = (file for folder in beside if Path("verl").is_dir() for file in folder.rglob("*.py"))
+    yield from sorted(islice(files, MOST_FILES))
 
 
 def _chosen(text: str, name: str) -> Iterator[str]:

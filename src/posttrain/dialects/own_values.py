@@ -22,6 +22,10 @@ _CODE = "verl"  # the package of a fork's checkout in the current folder
 
 def left_out(reader: Reader, row: Key, key: str, value: Any) -> bool:
     """Put the peer's default in the place of an option of the user's own whose key is named. Returns: True if it did."""
+    source = _taken_from(reader, row)
+    if source is not None and is_named(source.name, reader.own_keys) and _place(reader, value) is not None:
+        reader.put(key, _default(source))
+        return True
     if not _has_plain_default(row) or not is_left_out(reader, key, value, _default(row)):
         return False
     reader.put(key, _default(row))
@@ -30,7 +34,9 @@ def left_out(reader: Reader, row: Key, key: str, value: Any) -> bool:
 
 def way_on(reader: Reader, row: Key, key: str, value: Any) -> str:
     """The fix for an option that the checkout's own code has; "" for another."""
-    return way_on_without(reader, key, value, _default(row)) if _has_plain_default(row) else ""
+    source = _taken_from(reader, row)
+    at, name = (row, key) if source is None else (source, source.name)
+    return way_on_without(reader, name, value, _default(at)) if _has_plain_default(at) else ""
 
 
 def is_left_out(reader: Reader, key: str, value: Any, default: Any) -> bool:
@@ -61,6 +67,12 @@ def _has_plain_default(row: Key) -> bool:
     """Return True for a key of named options whose default may stand in for another. Another estimator is another algorithm, with
     or without a critic, which its user has to choose."""
     return bool(choices(row.type)) and fits(_default(row), row.type) and "advantage.name" not in row.fields
+
+
+def _taken_from(reader: Reader, row: Key) -> Key | None:
+    """Return the row of the key whose value is the default of another, ``${actor_rollout_ref.actor.loss_agg_mode}``."""
+    named = re.fullmatch(r"\$\{([\w.]+)\}", row.default) if isinstance(row.default, str) else None
+    return reader.ledger.find(named[1]) if named else None
 
 
 def _default(row: Key) -> Any:

@@ -5,7 +5,7 @@ FD is a socket that keeps messages apart; SETUP is JSON: ``module``, which has `
 says READY, or CANNOT_FORK when loading has started threads or processes. Then "fork", with the worker's socket, is answered by
 its pid; "kill PID" ends a worker with all that it has started; "reap PID" is for one that has closed its socket, and leaves it
 a moment to end by itself. Both are answered by its wait status, and OVER_MEMORY behind it where that is why it was killed. The
-server ends, with everything below it, when its socket does.
+server ends, with everything below it, when its socket or its parent does.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LOOK_EVERY_S = 0.25  # how often the workers' memory is counted
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    setup = json.loads(sys.argv[2])
+    setup, parent = json.loads(sys.argv[2]), os.getppid()
     module = importlib.import_module(setup["module"])
-    descendants.die_with_parent(os.getppid())  # while the user's files are imported, which may take for ever
+    descendants.die_with_parent(parent)  # while the user's files are imported, which may take for ever
     module.preload(setup["names"], setup["own"], setup["modules"], setup["tools"])
     descendants.outlive_parent()
     if setup["own"] and (proc.thread_count() > 1 or descendants.has_children()):
@@ -43,28 +43,31 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # the collector need not touch, and so copy, the pages that workers share
     control.send(READY)
-    _ForkServer(control, module.serve, setup["memory_bytes"]).run()
+    _ForkServer(control, module.serve, setup["memory_bytes"], parent).run()
     descendants.kill_all_descendants()
     os._exit(0)
 
 
 class _ForkServer:
-    def __init__(self, control: socket.socket, serve: Callable[[int], object], memory_bytes: int):
+    def __init__(self, control: socket.socket, serve: Callable[[int], object], memory_bytes: int, parent: int):
         self._control = control
         self._serve = serve
         self._memory_bytes = memory_bytes
+        self._parent = parent
         self._workers: set[int] = set()
         self._ended: dict[int, int] = {}  # wait statuses
         self._over_memory: set[int] = set()
 
     def run(self) -> None:
-        """Answer until the socket ends."""
+        """Answer until the socket ends, or the parent does, of which a fork may hold the socket open."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         look = time.monotonic() + LOOK_EVERY_S
         while True:
             asked = poller.poll(max(look - time.monotonic(), 0.0) * 1000 + 1)
             if time.monotonic() >= look:
+                if os.getppid() != self._parent:
+                    return
                 self._look()
                 look = time.monotonic() + LOOK_EVERY_S
             if not asked:

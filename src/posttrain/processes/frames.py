@@ -6,9 +6,11 @@ import os
 import select
 import struct
 import time
+from collections.abc import Callable
 
 _LENGTH = struct.Struct(">I")
 MOST_BYTES = (1 << 32) - 1  # that a frame can hold
+LOOK_EVERY_S = 0.25  # while the other side is waited for
 
 
 class FrameTooLong(Exception):
@@ -38,16 +40,20 @@ def take_frame(buffer: bytearray, most: int) -> bytes | None:
     return data
 
 
-def read_frame(fd: int, most: int, timeout_s: float | None = None) -> bytes:
-    """Read the next frame, and not a byte of the one behind it. Raises: PipeClosed, FrameTooLong; TimeoutError."""
+def read_frame(
+    fd: int, most: int, timeout_s: float | None = None, *, look: Callable[[], object] | None = None
+) -> bytes:
+    """Read the next frame, and not a byte of the one behind it.
+
+    Args: look is called every LOOK_EVERY_S of waiting, and ends it by what it raises.
+    Raises: PipeClosed, FrameTooLong; TimeoutError.
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     poller = select.poll()  # not select(), which knows no descriptor above 1023
     poller.register(fd, select.POLLIN)
     buffer = bytearray()
     while (data := take_frame(buffer, most)) is None:
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if left is not None and not poller.poll(left * 1000):
-            raise TimeoutError
+        _wait(poller, deadline, look)
         whole = _LENGTH.unpack_from(buffer)[0] if len(buffer) >= _LENGTH.size else 0
         got = os.read(fd, min(_LENGTH.size + whole - len(buffer), 1 << 20))
         if not got:
@@ -56,10 +62,12 @@ def read_frame(fd: int, most: int, timeout_s: float | None = None) -> bytes:
     return data
 
 
-def write_frame(fd: int, data: bytes, timeout_s: float | None = None) -> None:
+def write_frame(
+    fd: int, data: bytes, timeout_s: float | None = None, *, look: Callable[[], object] | None = None
+) -> None:
     """Write a frame.
 
-    Args: timeout_s is for a descriptor that does not block.
+    Args: timeout_s and look, which is called as in ``read_frame``, are for a descriptor that does not block.
     Raises: PipeClosed; TimeoutError when the other side does not read.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -72,5 +80,17 @@ def write_frame(fd: int, data: bytes, timeout_s: float | None = None) -> None:
         except BrokenPipeError as error:
             raise PipeClosed from error
         except BlockingIOError:
-            if not poller.poll(None if deadline is None else max(deadline - time.monotonic(), 0.0) * 1000):
-                raise TimeoutError from None
+            _wait(poller, deadline, look)
+
+
+def _wait(poller: select.poll, deadline: float | None, look: Callable[[], object] | None) -> None:
+    """Wait until the descriptor is ready. Raises: TimeoutError; what ``look`` raises."""
+    while True:
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        pause_s = left_s if look is None else min(LOOK_EVERY_S, LOOK_EVERY_S if left_s is None else left_s)
+        if poller.poll(None if pause_s is None else pause_s * 1000):
+            return
+        if pause_s == left_s:
+            raise TimeoutError
+        if look is not None:
+            look()

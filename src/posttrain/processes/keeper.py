@@ -1,7 +1,7 @@
 """The process between the trainer and a worker: it loads the functions once, forks a worker, watches it, kills and replaces it.
 
 Started by ``pool.py`` as ``python -m posttrain.processes.keeper``. The first frame on stdin is the setup; each further frame
-is a call, answered by one frame on the original stdout. The keeper ends, with everything below it, when its stdin does.
+is a call, answered by one frame on the original stdout. The keeper ends, with all below it, when its stdin or the trainer does.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from posttrain.processes.worker import (
     PROBLEMS,
     READY,
     Handler,
+    fork_in_pools,
     has_shared_locks,
     load,
     problems_of,
@@ -73,11 +74,14 @@ class Passed(Exception):
 
 
 def main() -> None:
+    trainer = os.getppid()
+    fork_in_pools()
     requests, replies = _own_pipes()
     descendants.adopt_orphans()
     setup = wire.from_bytes(frames.read_frame(requests, MOST_REQUEST_BYTES))
     sys.path[:] = setup["sys_path"]
-    keeper = Keeper(setup["factory"], setup["setup"], Limits(**setup["limits"]), requests, replies)
+    os.set_blocking(replies, False)
+    keeper = Keeper(setup["factory"], setup["setup"], Limits(**setup["limits"]), requests, replies, trainer)
     with suppress(frames.PipeClosed):
         if keeper.begin(load_in_worker=setup["load_in_worker"]):
             keeper.run()
@@ -96,7 +100,7 @@ def _own_pipes() -> tuple[int, int]:
 
 
 class Keeper:
-    def __init__(self, factory: str, setup: Any, limits: Limits, requests: int, replies: int):
+    def __init__(self, factory: str, setup: Any, limits: Limits, requests: int, replies: int, trainer: int):
         self._factory = factory
         self._setup = setup
         self._limits = limits
@@ -104,7 +108,7 @@ class Keeper:
         self._replies = replies
         self._handler: Handler | None = None  # None: each worker loads its own
         self._worker: ForkedWorker | None = None
-        self._trainer = os.getppid()
+        self._trainer = trainer
 
     def begin(self, *, load_in_worker: bool) -> bool:
         """Load, fork the first worker, and report to the trainer. Returns False when there is no worker.
@@ -119,20 +123,20 @@ class Keeper:
         if reply == READY:
             reply = self._fork()
         descendants.outlive_parent()
-        frames.write_frame(self._replies, reply)
+        frames.write_frame(self._replies, reply, look=self._look_for_trainer)
         return reply == READY
 
     def run(self) -> None:
         """Answer calls. Raises: PipeClosed when the trainer is gone."""
-        poller = select.poll()
-        poller.register(self._requests, select.POLLIN)
+        look = self._look_for_trainer
         while True:
-            if not poller.poll(1000):
-                if os.getppid() != self._trainer:  # stdin may be held open by a fork of the trainer
-                    raise frames.PipeClosed
-                continue
-            request = frames.read_frame(self._requests, MOST_REQUEST_BYTES)
-            frames.write_frame(self._replies, self._call(request))
+            request = frames.read_frame(self._requests, MOST_REQUEST_BYTES, look=look)
+            frames.write_frame(self._replies, self._call(request), look=look)
+
+    def _look_for_trainer(self) -> None:
+        """Raises: PipeClosed when the trainer is gone."""
+        if os.getppid() != self._trainer:
+            raise frames.PipeClosed
 
     def _load(self) -> bytes:
         try:
@@ -285,7 +289,8 @@ class Keeper:
             raise Passed(PROCESS_LIMIT, f"{count} processes, and {self._limits.processes} are allowed")
 
     def _look(self, worker: ForkedWorker, counted: bool) -> None:
-        """Measure what the call uses. Raises: Passed when it is too much, or the worker has ended."""
+        """Measure what the call uses. Raises: Passed when it is too much or the worker has ended, PipeClosed."""
+        self._look_for_trainer()
         self._reap(worker)
         if worker.ended is not None:
             self._drain(worker, False)

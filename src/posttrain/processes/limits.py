@@ -27,7 +27,7 @@ class Limits:
     output_bytes: int = 1 << 20  # stdout and stderr
     answer_bytes: int = 1 << 20  # what it returns, as JSON
     processes: int = 32  # at once, the worker counted
-    open_files: int = 256
+    open_files: int = 1024  # a system's usual limit; a process of a pool takes about 8 of its parent's
     file_bytes: int = 1 << 30  # length of a file that it writes
     load_s: float = 120.0  # for loading the functions, once
 

@@ -48,6 +48,18 @@ def load(factory: str, setup: Any) -> Handler:
     return handler
 
 
+def fork_in_pools() -> None:
+    """Make ``multiprocessing`` fork where a user's pool asks for "spawn" or "forkserver", from now on.
+
+    For a worker's process, which has one thread: a new Python would not find the modules that this one has made for the
+    user's file, and each of its processes would fail before the first task, for ever replaced by the pool.
+    """
+    from multiprocessing import context
+
+    contexts: dict[str, Any] = context._concrete_contexts  # type: ignore[attr-defined]  # by the names of start methods
+    contexts |= dict.fromkeys(contexts, contexts["fork"])
+
+
 def has_shared_locks() -> bool:
     """Return True when loading has made locks between processes, as a pool of processes does.
 

@@ -18,8 +18,9 @@ from posttrain.config.reward import RewardTerm
 from posttrain.errors import ConfigError, Problem, did_you_mean
 from posttrain.interfaces.reward import BatchedRewardFn
 from posttrain.libraries.verl import modules as verl_modules
+from posttrain.libraries.verl.actors import calls_ray, provide_ray
 from posttrain.records.prompts import Prompt
-from posttrain.rewards.user import UserRewardError, check_function, load_function
+from posttrain.rewards.user import UserRewardError, check_function, find_function
 from posttrain.user_files import (
     bound_names,
     defined_at,
@@ -64,7 +65,10 @@ def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewa
     assert term.path is not None
     if tokenizer is None:
         raise ConfigError(Problem("a reward manager needs a run's tokenizer, and this command loads none"))
-    verl_modules.provide(verl_around(source_file(term.path)))
+    file = source_file(term.path)
+    verl_modules.provide(verl_around(file))
+    if calls_ray(parse_file(term.path, file)):
+        provide_ray()
     made = _find(term.path, term.name)
     options = {name: _attributes(value) for name, value in term.options.items()}
     own_score = term.scores_with is None and (term.own_score or _names_old_default(made))
@@ -82,11 +86,9 @@ def load_manager(term: RewardTerm, tokenizer: TokenizerOf | None) -> BatchedRewa
     try:
         manager = made(**_taken(made, offered, options))
     except (Exception, SystemExit) as error:
-        what = (
-            f"{place_of(error, str(source_file(term.path)))}: {term.name} could not be constructed: {last_line(error)}"
-        )
+        what = f"{place_of(error, str(file))}: {term.name} could not be constructed: {last_line(error)}"
         raise ConfigError(Problem(what)) from error
-    return Managed(manager, source_file(term.path))
+    return Managed(manager, file)
 
 
 class Managed:
@@ -192,8 +194,7 @@ def _compute_score(term: RewardTerm) -> Any:
         names = ("default_compute_score", "_default_compute_score")  # the second one up to verl 0.3
         return _one_or_many(next(found for name in names if (found := getattr(scores, name, None)) is not None))
     path, name = _split(term.scores_with)
-    load_function(path, name, term.scores_with_options)  # raises for one that cannot be called
-    function = getattr(import_path(path), name)
+    function, _ = find_function(path, name)  # the manager calls it, with arguments of its own
     options = dict(term.scores_with_options)
     return lambda *positional, **named: function(*positional, **{**named, **options})
 
@@ -247,11 +248,11 @@ def _taken(made: type, offered: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def _registered_names(node: ast.ClassDef) -> list[str]:
-    """Return the names in decorators of the form ``register("name")``."""
+    """Return the names in decorators of the form ``register("name")``, which may be imported as ``register_manager``."""
     calls = [each for each in node.decorator_list if isinstance(each, ast.Call) and each.args]
     return [
         str(call.args[0].value)
         for call in calls
         if isinstance(call.args[0], ast.Constant)
-        and getattr(call.func, "id", getattr(call.func, "attr", "")) == "register"
+        and "register" in getattr(call.func, "id", getattr(call.func, "attr", ""))
     ]

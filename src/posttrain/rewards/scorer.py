@@ -126,6 +126,7 @@ class ScorerInWorkers:
             wall_s=config.timeout_s,
             memory_bytes=int(config.memory_gib * 2**30),
             answer_bytes=(16 if any(term.batched for term in self._terms) else 1) << 20,
+            processes=160 if any(term.batched for term in self._terms) else 32,
         )
         workers = config.workers or min(MOST_WORKERS, available_cores())
         setup = {"reward": config.model_dump(mode="json"), "tokenizer": tokenizer and list(tokenizer)}

@@ -88,7 +88,7 @@ def load_function(
     Raises: ConfigError when the file or function is missing, the file fails on import, or the function cannot be called with
         these arguments.
     """
-    function, file = _find(path, name)
+    function, file = find_function(path, name)
     options = _with_tokenizer(function, options, judge_tokenizer)
     positional, keywords = _passed(inspect.signature(function), path, name, options)
     return partial(
@@ -114,7 +114,7 @@ def load_batched_function(
 
     Raises: ConfigError, as ``load_function``.
     """
-    function, file = _find(path, name)
+    function, file = find_function(path, name)
     options = _with_tokenizer(function, options, judge_tokenizer)
     _check_batched(inspect.signature(function), path, name, options)
     more = dict(extra_info or {})
@@ -158,7 +158,7 @@ def _score_batch(
     return _called(function, (), arguments, file)
 
 
-def _find(path: str, name: str) -> tuple[Callable[..., Any], Path]:
+def find_function(path: str, name: str) -> tuple[Callable[..., Any], Path]:
     """Return a function and its file. Raises: ConfigError."""
     check_function(path, name)
     if _imports_verl(path):

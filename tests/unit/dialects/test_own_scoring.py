@@ -135,6 +135,15 @@ def test_a_changed_dapo_manager_has_the_penalty_itself(tmp_path: Path, monkeypat
     assert reward.terms[0].options["overlong_buffer_cfg"] == {"enable": True, "len": 128, "penalty_factor": 0.5}
 
 
+def test_a_dapo_manager_whose_penalty_is_off_can_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dapo = NAIVE.format(arguments=", max_resp_len=None, overlong_buffer_cfg=None").replace("Naive", "DAPO")
+    off = OVERLONG.replace("enable=True", "enable=False")
+    assert off != OVERLONG
+    write(tmp_path, off, dapo=dapo.replace('"naive"', '"dapo"'), scores="")
+    buffer = launched(tmp_path, monkeypatch).config.reward.terms[0].options["overlong_buffer_cfg"]
+    assert buffer["enable"] is False and buffer["len"] == 0
+
+
 def test_what_only_the_program_computes_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, main=LATER_MAIN, naive=NAIVE.format(arguments=", judge=None"), scores="")
     loaded = launched(tmp_path, monkeypatch)

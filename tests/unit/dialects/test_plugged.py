@@ -87,6 +87,25 @@ def test_a_manager_that_a_fork_registers_is_found_in_its_checkout(
     )  # fmt: skip
 
 
+def test_a_manager_that_a_recipe_registers_in_a_file_of_its_own_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "recipe/mine"
+    recipe.mkdir(parents=True)
+    (tmp_path / "verl").mkdir()
+    (recipe / "another.py").write_text('@register("majority")\nclass Loss:\n    pass\n')  # of something else
+    (recipe / "votes.py").write_text(
+        "from verl.workers.reward_manager import register as register_manager\n"
+        '@register_manager("majority")\nclass Votes:\n    pass\n'
+    )
+    (recipe / "score.py").write_text("def score(solution_str, ground_truth):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    given = ["reward_model.reward_manager=majority", "custom_reward_function.path=recipe/mine/score.py"]
+    term = read_config(None, [*VERL, *given, "custom_reward_function.name=score"], "verl").config.reward.terms[0]
+    assert (term.name, term.path) == ("majority", "recipe/mine/votes.py")
+    assert term.scores_with == "recipe/mine/score.py:score"
+
+
 @pytest.mark.parametrize(
     ("file", "chooses"),
     [

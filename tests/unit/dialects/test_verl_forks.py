@@ -86,6 +86,8 @@ def test_an_option_of_the_checkouts_own_is_left_out_by_its_users_word(
     loaded = read(SIZE, own, word)
     assert not loaded.problems and loaded.config.loss.aggregation == "token_mean"
     assert any("verl's default 'token-mean' stands in its place" in warning for warning in loaded.warnings)
+    of_critic = f"++critic.loss_agg_mode=${{{key}}}"  # as verl's file of the critic has it
+    assert not read(SIZE, own, word, of_critic).problems and word in texts(read(SIZE, own, of_critic))
     tools = (f"{R}.name=sglang", f"{R}.multi_turn.enable=True", "data.return_raw_chat=True")
     form = f"{R}.multi_turn.format"
     (code.parent / "tools.py").write_text("@ToolParser.register('simple-tir')\nclass Tir: ...\n")
@@ -94,6 +96,15 @@ def test_an_option_of_the_checkouts_own_is_left_out_by_its_users_word(
     assert "did you mean token-mean?" in texts(read(SIZE, f"{A}.loss_agg_mode=token-maen"))
     assert "own_keys" not in texts(read(SIZE, "algorithm.adv_estimator=lead"))
     assert "which is verl's and is read" in texts(read(SIZE, word))  # nothing of the user's own is there
+
+
+def test_a_fork_may_call_disable_disabled() -> None:
+    loaded = read(SIZE, "trainer.resume_mode=disabled")
+    assert (
+        not loaded.problems and loaded.config.run.resume == read(SIZE, "trainer.resume_mode=disable").config.run.resume
+    )
+    assert any("resume_mode=disabled is read as disable" in warning for warning in loaded.warnings)
+    assert "did you mean" in texts(read(SIZE, "trainer.resume_mode=disables"))
 
 
 def test_samples_of_a_fork_are_asked_for_by_verls_key() -> None:

@@ -99,6 +99,18 @@ def fatal(setup):
             "thread": lambda: threading.Thread(target=time.sleep, args=(9,), daemon=True).start() or 0}
     return lambda call: ways[call]()
 
+class Doubler:  # of a module that a new Python does not find
+    def __call__(self, n): return 2 * n
+
+def pools(setup):
+    import multiprocessing, types
+    hidden = sys.modules["hidden_here"] = types.ModuleType("hidden_here")
+    hidden.Doubler, Doubler.__module__ = Doubler, "hidden_here"
+    def handler(call):
+        with multiprocessing.get_context(call).Pool(2) as pool:
+            return pool.map(Doubler(), [1, 2, 3])
+    return handler
+
 def sleeps(setup):
     return lambda call: [time.sleep(call), os.getpid()][1]
 
@@ -137,6 +149,18 @@ def gone(pids: list[int]) -> bool:
     while proc.usage(pids).processes and time.monotonic() < deadline:
         time.sleep(0.01)
     return proc.usage(pids).processes == 0
+
+
+def said_by_killed(program: str) -> list[int]:
+    """Run a trainer's program until it has printed pids of processes that are there, and kill it. Returns: these."""
+    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert proc.usage(pids).processes
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    return pids
 
 
 def test_what_crosses_comes_back_equal(make: Make) -> None:
@@ -338,6 +362,11 @@ def test_what_a_call_starts_ends_with_it_and_what_loading_starts_stays(make: Mak
     assert gone([helper])
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_pool_of_the_users_has_the_workers_modules(make: Make, method: str) -> None:
+    assert value(make("pools").submit(method)) == [2, 4, 6]
+
+
 def test_programs_may_be_started_one_after_the_other(make: Make) -> None:
     """More than the limit of processes, but not at once."""
     assert value(make("forks", processes=4).submit(12)) == [f"{n}\n" for n in range(12)]
@@ -373,14 +402,42 @@ def test_workers_end_when_the_trainer_is_killed(make: Make, tmp_path: Path) -> N
         "time.sleep(100)\n"
     )
     make("echo")  # writes the module
-    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert trainer.stdout is not None
-    workers = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert proc.usage(workers).processes
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
+    workers = said_by_killed(program)
     assert gone(workers)
+
+
+@pytest.mark.skipif(not proc.LINUX, reason="descendants are found by way of /proc")
+@pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param("pool.submit(60)", id="in a call"),
+        pytest.param("os.write(keeper.stdin.fileno(), bytes([0, 0, 9, 9, 1]))", id="in half a request"),
+    ],
+)
+def test_no_keeper_outlives_a_killed_trainer_whose_pipes_a_fork_holds(make: Make, tmp_path: Path, then: str) -> None:
+    """A call may take 300 s here, and the other ends of the keeper's pipes stay open."""
+    program = (
+        "import os, sys, time\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from posttrain.processes import proc\n"
+        "from posttrain.processes.limits import Limits\n"
+        "from posttrain.processes.pool import WorkerPool\n"
+        "pool = WorkerPool('handlers_of_the_test:sleeps', workers=1, setup=None, limits=Limits(wall_s=300))\n"
+        "pool.submit(0).result()\n"
+        "keeper = pool._lines[0]._process\n"
+        f"{then}\n"
+        "time.sleep(0.2)\n"
+        "below = proc.descendants(os.getpid())\n"
+        "holder = os.fork()\n"
+        "if holder: print(holder, *below, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    make("sleeps")  # writes the module
+    holder, *below = said_by_killed(program)
+    assert len(below) == 2  # the keeper and its worker
+    ended = gone(below)
+    descendants.kill([holder])
+    assert ended
 
 
 @pytest.mark.skipif(not proc.LINUX, reason="descendants are found by way of /proc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -140,6 +141,61 @@ def test_a_reward_loop_is_called_with_one_row_at_a_time(own):
         (("Loop", 4.0), ("Loop/rows", 1.0)),
         (("Loop", 9.0), ("Loop/rows", 1.0)),
     ]
+
+
+ACTORS = """
+import asyncio, ray
+from verl.experimental.reward_loop.reward_manager import register as register_manager
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+@ray.remote(num_cpus=1)
+class Adder:
+    def __init__(self, score): self.score, self.calls = score, 0
+    def add(self, text):
+        self.calls += 1
+        return {"score": self.score(text) / (text != "9"), "calls": self.calls}
+
+@ray.remote
+def first(text): return float(text.split()[0])
+
+@register_manager("acting")
+class Acting(RewardManagerBase):
+    def __init__(self, config, tokenizer, compute_score=None, **_):
+        super().__init__(config, tokenizer)
+        self.loop = asyncio.new_event_loop()
+        node = ray.get_runtime_context().get_node_id()
+        place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+        self.adder = Adder.options(scheduling_strategy=place).remote(lambda text: ray.get(first.remote(text)))
+
+    async def run_single(self, data):
+        item = data[0]
+        ids = item.batch["responses"][: item.batch["attention_mask"][-len(item.batch["responses"]) :].sum()]
+        text = await self.loop.run_in_executor(None, lambda: self.tokenizer.decode(ids))
+        found = await asyncio.wait_for(self.adder.add.remote(text), timeout=9)
+        return {"reward_score": found["score"], "reward_extra_info": found}
+"""
+
+
+def test_a_manager_scores_by_actors_in_its_own_process(tmp_path, monkeypatch):
+    """4 and 5 are the first words of the responses; the third one divides by zero in the actor."""
+    for name in ("ray", "ray.util", "ray.util.scheduling_strategies"):
+        monkeypatch.setitem(sys.modules, name, None)  # put back behind the test
+    file = tmp_path / "acting.py"
+    file.write_text(ACTORS)
+    assert [each.value for each in scored(str(file), "acting", (4, 5), (5,))] == [4.0, 5.0]
+    [failed] = scored(str(file), "acting", (9,))
+    assert isinstance(failed, Invalid) and "ZeroDivisionError" in failed.detail and "acting.py:11" in failed.detail
+
+
+def test_a_manager_hands_its_function_arguments_of_its_own(own, tmp_path):
+    """The manager also passes the number of tokens, which is the score."""
+    calls = "self.compute_score(data_source=item"
+    code = Path(own).read_text()
+    assert calls in code
+    Path(own).write_text(code.replace(calls, "self.compute_score(tokens=int(count), data_source=item"))
+    (tmp_path / "scores.py").write_text("def score(data_source, tokens, **_):\n    return tokens\n")
+    [outcome] = scored(own, "votes", (7, 7), scores_with=f"{tmp_path / 'scores.py'}:score")
+    assert dict(outcome.terms)["votes/checked"] == 2.0
 
 
 def test_a_manager_finds_the_columns_that_it_reads(own):

@@ -23,7 +23,7 @@ from posttrain.errors import ConfigError, Problem, RequestError
 from posttrain.libraries.skyrl_modules import standing_in
 from posttrain.libraries.verl.modules import provide
 from posttrain.user_files import defined_at, failed_at, import_path, last_line, parse_file, source_file
-from posttrain.verl_functions import COLUMN, VerlFunction, find, of_trainer, with_columns
+from posttrain.verl_functions import COLUMN, WEIGHTS, VerlFunction, find, of_trainer, with_columns
 
 REPORTED = ("clip_fraction", "kl_old", "dual_clip_fraction")  # what verl up to 0.6 returns behind a loss
 
@@ -142,9 +142,7 @@ class _Loss:
         mode = str(config.get("loss_reduction", "token_mean") if skyrl else config.get("loss_agg_mode", TOKEN_MEAN))
         takes = {each.arg for each in self._described.definition.args.args}
         given |= {"loss_agg_mode": mode} if "loss_agg_mode" in takes else {}
-        given |= {
-            name: None for name in ("rollout_is_weights", "rollout_is_weight") if name in takes
-        }  # ours: loss.rollout_correction
+        given |= {name: None for name in WEIGHTS if name in takes}  # ours: loss.rollout_correction
         given |= _with_config(settings) if skyrl else _with_config(settings, global_batch_info={})
         with aggregated_by(mode):
             result = _called(self._theirs, given, "loss.name")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from posttrain.dialects.scripts.arithmetic import computed
@@ -175,7 +177,8 @@ def _program(shell: Shell, words: list[str], node: Node) -> Truth:
         ]
         file = _script(shell, rest[0]) if rest and shell.as_tested(rest[0]) else None
         if file is not None:
-            return _child(shell, _text_of_file(file), rest[1:], node, file)
+            with _given_by_env(shell, words[:inner]):
+                return _child(shell, _text_of_file(file), rest[1:], node, file)
     elif words[0].endswith(".sh") and "/" in words[0] and (file := _script(shell, words[0])) is not None:
         return _child(shell, _text_of_file(file), words[1:], node, file)
     if (library := _imported(words)) is not None:
@@ -191,6 +194,21 @@ def _program(shell: Shell, words: list[str], node: Node) -> Truth:
     if words[0] == "exec" and len(words) > 1:
         raise Leave("exit")
     return status
+
+
+@contextmanager
+def _given_by_env(shell: Shell, words: list[str]) -> Iterator[None]:
+    """The variables of ``nohup env NAME=VALUE ...`` before a command, for it alone."""
+    behind = words[words.index("env") + 1 :] if "env" in words else []
+    given = dict(word.split("=", 1) for word in behind if re.match(r"[A-Za-z_]\w*=", word))
+    kept = {name: shell.variables.get(name) for name in given}, set(shell.exported)
+    shell.variables |= given
+    shell.exported |= set(given)
+    try:
+        yield
+    finally:
+        restored(shell, kept[0])
+        shell.exported = kept[1] | (shell.exported - set(given))
 
 
 def _script(shell: Shell, word: str) -> Path | None:

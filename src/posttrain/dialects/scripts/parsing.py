@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ _NAME = re.compile(rb"(?<=[^\s$\\(])\$([A-Za-z_]\w*|\d|#|\$)")
 _LOGICAL = re.compile(r"^[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=[^\s'\"]+\\\n(?:[^\s'\"]+\\\n)*[^\s'\"\\]*$", re.M)
 
 # A word that goes on as a new one behind its line's end: KEY=10\ before 2>&1, whose number the grammar takes for a word
+# A line of three commands or more in a pipe
+_PIPES = re.compile(rb"[^|\n]\|[^|\n]+\|[^|\n]")
 _REDIRECT = re.compile(r"(?<=[^\s\\])(?=\\\n[ \t]+\d+[<>])")
 
 
@@ -33,8 +36,9 @@ def _parser() -> Any:
 def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
     """Parse a script. Returns: the root of its syntax tree, whose lines are those of the text.
 
-    The grammar (0.25) cuts ``http://$HOST:$PORT`` and ``run_$$`` behind a dollar sign and a word at a continued line, and takes
-    the 2 of ``2>&1`` behind one for a word, so all are written in a form that it reads: ``${PORT}``, ``${$}``, one line, a blank.
+    The grammar (0.25) cuts ``http://$HOST:$PORT`` and ``run_$$`` behind a dollar sign and a word at a continued line, takes
+    the 2 of ``2>&1`` behind one for a word, and reads lines behind ``a | b | c`` as words of c where one has a redirection, so
+    all are written in a form that it reads: ``${PORT}``, ``${$}``, one line, a blank, a semicolon.
 
     Raises: ConfigError for a quote, a condition or a loop that is not closed, with its place in ``script``, whose lines begin
         behind ``offset``.
@@ -53,7 +57,28 @@ def parse(text: str, script: Path | None = None, offset: int = 0) -> Node:
             continue
         parts += [_NAME.sub(rb"${\1}", data[place:begin]), data[begin:end]]
         place = end
-    return _parser().parse(b"".join(parts)).root_node
+    return _separated(b"".join(parts))
+
+
+def _separated(data: bytes) -> Node:
+    """The tree of a script with a semicolon behind each command that the grammar reads on over the end of its line."""
+    root = _parser().parse(data).root_node
+    while _PIPES.search(data) and (ends := sorted(set(_run_on(root, data)))):
+        for end in reversed(ends):
+            data = data[:end] + b";" + data[end:]
+        root = _parser().parse(data).root_node
+    return root
+
+
+def _run_on(root: Node, data: bytes) -> Iterator[int]:
+    """Yield the ends of words behind which a command continues in the next line without a backslash."""
+    for node in _every(root):
+        words = [each for each in node.named_children if each.type != "comment"] if node.type == "command" else []
+        for word, following in pairwise(words):
+            between = data[word.end_byte : following.start_byte]
+            if word.type != "variable_assignment" and re.search(rb"(?<!\\)\n", between):
+                yield word.end_byte
+                break
 
 
 def _refuse_open_quotes(root: Node, script: Path, offset: int) -> None:

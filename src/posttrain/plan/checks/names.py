@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.config import RunConfig
-from posttrain.config.algorithm import AlgorithmSection
+from posttrain.config.algorithm import AlgorithmSection, LossConfig
 from posttrain.errors import Problem, RequestError, did_you_mean
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES, REWARDS, ROLLOUT_ENGINES, TRACKERS, TRAIN_ENGINES, Registry
 
@@ -88,6 +88,13 @@ def _own_problems(section: str, own: AlgorithmSection) -> Iterator[Problem]:
             what = f"{theirs.definition.name} in {own.path} takes {name}, which its own trainer computes and this one does not"
             fix = f"write it without {name}, give that a default, or make it a number (it is annotated as a tensor)"
             yield Problem(what, fix=fix, field=f"{section}.name")
+        if isinstance(own, LossConfig) and own.rollout_correction.weights != "none" and theirs.weighs_at:
+            what = (
+                f"line {theirs.weighs_at} of {own.path} uses the weights of rollout correction otherwise than as a factor; here "
+                f"{theirs.definition.name} gets None, and its loss is multiplied by them"
+            )
+            fix = "multiply the loss by them in it, or leave the weights out: weights none"
+            yield Problem(what, fix=fix, field=f"{section}.rollout_correction.weights")
         return
     known = own.registry.all_inputs()
     for name in described.inputs:

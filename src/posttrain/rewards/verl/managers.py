@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
@@ -54,8 +55,20 @@ class AbstractRewardManager(ABC):
         return {"reward_tensor": scores, "reward_extra_info": {}} if return_dict and scores is not None else scores
 
 
+class _RunningLoop:
+    """The event loop that runs the call; one that the constructor keeps is dropped, as each call has a new one."""
+
+    def __get__(self, manager: Any, owner: type) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def __set__(self, manager: Any, loop: Any) -> None:
+        pass
+
+
 class RewardManagerBase(ABC):
     """Called with one row at a time; ``run_single`` is a coroutine that returns {"reward_score", "reward_extra_info"}."""
+
+    loop = _RunningLoop()
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None):
         self.config, self.tokenizer = config, tokenizer

@@ -10,10 +10,14 @@ import torch
 
 from posttrain.algos.advantages.grpo import grpo
 from posttrain.algos.losses.ppo_clip import ppo_clip
+from posttrain.config import RunConfig
+from posttrain.config.algorithm import RolloutCorrectionConfig
 from posttrain.errors import RequestError
+from posttrain.plan.checks.names import name_problems
 from posttrain.registry import ADVANTAGES, POLICY_LOSSES
 from posttrain.verl_functions import find
 
+NO_WEIGHTS = RolloutCorrectionConfig()
 ESTIMATOR = """
 from collections import defaultdict
 from enum import Enum
@@ -243,3 +247,30 @@ def test_a_file_with_many_functions_is_walked_once(monkeypatch):
     monkeypatch.setattr(verl_functions.ast, "walk", lambda node: walked.append(node is tree) or walk(node))
     assert verl_functions.find(tree, "f7").definition.name == "compute_f7_advantage"
     assert verl_functions.find(tree, "f7") is not None and sum(walked) <= 3
+
+
+@pytest.mark.parametrize(
+    ("use", "line"),
+    [
+        ("if rollout_is_weights is not None:\n        loss = loss * rollout_is_weights.detach()", 0),
+        ("loss *= rollout_is_weights", 0),
+        ("loss = loss * rollout_is_weights.clamp(max=2.0)", 7),
+        ("loss = loss * torch.log1p(rollout_is_weights)", 7),
+        ("loss = loss / rollout_is_weights", 7),
+        ("if rollout_is_weights is not None and rollout_is_weights.max() > 2:\n        loss = loss * 0", 7),
+    ],
+)
+def test_a_loss_that_weighs_otherwise_than_by_a_factor_is_refused(tmp_path: Path, use: str, line: int) -> None:
+    file = tmp_path / "losses.py"
+    file.write_text(
+        "import torch\nfrom verl.trainer.ppo.core_algos import register_policy_loss\n@register_policy_loss('mine')\n"
+        "def mine(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode='token-mean', config=None,\n"
+        "         rollout_is_weights=None):\n    loss = -advantages * (log_prob - old_log_prob).exp()\n"
+        f"    {use}\n    return loss.mean(), 0.0, 0.0, 0.0\n"
+    )
+    loss = {"name": "mine", "path": str(file), "rollout_correction": {"weights": "token"}}
+    config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train_files": []}, "loss": loss})
+    said = [problem for problem in name_problems(config) if "rollout correction" in problem.what]
+    assert [f"line {line} of {file}" in problem.what for problem in said] == ([True] if line else [])
+    without = config.model_copy(update={"loss": config.loss.model_copy(update={"rollout_correction": NO_WEIGHTS})})
+    assert not [problem for problem in name_problems(without) if "rollout correction" in problem.what]

@@ -51,6 +51,11 @@ def bash(folder: Path, text: str) -> list[str]:
         "set -a\nX=1\nset +a\nprintf 'python3 -m verl.trainer.main_ppo a=$X $*' >inner.sh\nbash ./inner.sh b=2 c=3",
         "A=1 eval 'B=$A'\n" + CALL + "a=${A:-none} b=$B",
         "exec " + CALL + "a=1\n" + CALL + "a=2",
+        "X=1\nexport Y=2\nprintf 'python3 -m verl.trainer.main_ppo a=${X:-no} b=$Y' >inner.sh\n"
+        "nohup env X=4 Y='5 6' bash inner.sh d=1",
+        "echo 9 | sort | cat >/dev/null # a\nX=1\nexport Y=2\n" + CALL + "a=$X b=$Y 2>&1 | cat",
+        "echo 9 | sort | xargs echo -n\nX=1\nulimit -c 0\n" + CALL + "a=$X \\\n  b=2 2>&1 | cat",
+        "if true; then\n  echo 9 | sort | grep -v 9\n  Y=1 X=3\n  " + CALL + "a=$X b=$Y > log 2>&1\nfi",
     ],
 )
 def test_words_are_those_of_bash(tmp_path: Path, text: str) -> None:

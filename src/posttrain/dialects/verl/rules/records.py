@@ -258,6 +258,9 @@ def resume(keys: Reader) -> dict[str, Any]:
     """Return the settings of resuming."""
     mode, path = keys["trainer.resume_mode"], keys["trainer.resume_from_path"]
     key = "trainer.resume_mode"
+    if mode == "disabled":
+        keys.warn(f"{key}={mode} is read as disable; verl itself would look for a checkpoint, and end without one")
+        mode = "disable"
     if mode in ("auto", "disable"):
         keys.ignore("trainer.resume_from_path", f"{key} is {mode}, not resume_path")
         return {"run.resume": "auto" if mode == "auto" else "never"}

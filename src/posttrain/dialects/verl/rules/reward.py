@@ -28,6 +28,8 @@ _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
 _ARGUMENTS = f"{_MODEL}.reward_kwargs"  # of the reward manager
 # Sections of the penalty for long responses; the last one belongs to a function, the others to the manager dapo
+# verl's manager asks the section itself whether it is on
+_NO_BUFFER = {"enable": False, "len": 0, "penalty_factor": 0.0, "log": False}
 _OVERLONG = (
     f"{_ARGUMENTS}.overlong_buffer_cfg",
     f"{_MODEL}.overlong_buffer",
@@ -264,7 +266,7 @@ def _own_manager(keys: Reader, path: str | None, name: str, options: dict[str, A
         settings = handed  # the arguments of the manager in whose place it stands
     elif written in MANAGERS and "overlong_buffer_cfg" in arguments_of(manager, file):
         section = next((at for at in _OVERLONG if get(keys, f"{at}.enable")), "")
-        settings.setdefault("overlong_buffer_cfg", keys.section(section) if section else None)
+        settings.setdefault("overlong_buffer_cfg", keys.section(section) if section else _NO_BUFFER)
         settings.setdefault("max_resp_len", keys[f"{ROLLOUT}.response_length"])
     term = {"name": manager, "path": file, "kind": "manager", "options": settings}
     if path is not None:
