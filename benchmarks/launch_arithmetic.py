@@ -57,9 +57,7 @@ def expected(get: Callable[..., Any], version: str) -> dict[str, Any]:
         "estimator": get("algorithm.adv_estimator"),
     }
     if get(f"{ACTOR}.use_dynamic_bsz", False):
-        found["tokens"] = get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * (
-            1 if get(f"{ACTOR}.strategy") == "megatron" else split
-        )
+        found["tokens"] = get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)  # per device, as a plan counts them
     elif per_rank > rows:  # a mini-batch above the step: cut evenly here, into a short last part by verl
         pass
     elif (micro := get(f"{ACTOR}.ppo_micro_batch_size_per_gpu", None)) is not None:
