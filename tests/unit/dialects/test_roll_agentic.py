@@ -684,6 +684,9 @@ def test_a_manager_of_the_checkout_plays_itself(load, tmp_path: Path, monkeypatc
     assert settings["values"]["custom_envs"]["SimpleSokoban"] == shop
     assert settings["values"]["custom_envs"]["FrozenLake"]["env_type"] == "frozen_lake"
     assert "tracker_kwargs" not in settings["values"]
+    # A manager cuts its last turn to what is left of sequence_length itself
+    environment = loaded.config.environment
+    assert (environment.max_context_tokens, environment.max_sequence_tokens) == (None, 1000)
     assert any(MINE in text and "a class of yours" in text for text in map(str, loaded.warnings))
 
 

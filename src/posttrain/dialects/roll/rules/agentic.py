@@ -8,6 +8,7 @@ from posttrain.dialects.reader import Reader
 from posttrain.dialects.roll.rules.batches import forward_only, trajectory_batches
 from posttrain.dialects.roll.rules.environments import environment, samples_turns
 from posttrain.dialects.roll.rules.look import count, plain, samples_only, text_none
+from posttrain.dialects.roll.rules.managers import ENVIRONMENT as OWN_MANAGER
 from posttrain.dialects.roll.rules.objective import generalised
 from posttrain.dialects.roll.rules.placement import RollLayout
 from posttrain.registry import ADVANTAGES
@@ -62,6 +63,9 @@ def agentic(keys: Reader, sizes: RollLayout, *, has_reference: bool) -> dict[str
         "reward.by_turn": keys["use_turn_scores"] or _by_step(keys["adv_estimator"]),
     }
     fields |= _sampling(keys, TRAIN, "rollout") | _lengths(keys, tags)
+    if any(each["name"] == OWN_MANAGER for each in named.values()) and "environment.max_context_tokens" in fields:
+        # It asks for what is left of sequence_length itself
+        fields |= {"environment.max_context_tokens": None, "environment.max_sequence_tokens": keys["sequence_length"]}
     of_turns = bool(fields["environment.sample_per_turn"])
     fields |= _sizes(keys, sizes, of_turns=of_turns) | forward_only(keys, has_reference=has_reference)
     if samples_only(keys):
