@@ -23,6 +23,7 @@ from test_async_runs import (
     in_a_world,
     of_domains,
     ragged,
+    read_again,
     results,
     without,
 )
@@ -155,6 +156,13 @@ def test_a_replayed_run_is_equal(make: Make, samplers: Samplers, straight: Path)
     hidden = ("async/sampler_busy_share",)
     assert without(comparable(again), *hidden) == without(comparable(straight), *hidden)
     assert orders(again) == orders(straight)
+
+
+@pytest.mark.slow
+def test_kept_groups_are_trained_again_without_sampling(
+    make: Make, samplers: Samplers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_again(make, tmp_path, monkeypatch, SEPARATE)
 
 
 def test_a_replay_with_fewer_samplers_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch, straight: Path) -> None:

@@ -24,6 +24,7 @@ from posttrain.run.clock import Clock
 from posttrain.steps import episodes_in_flight
 from posttrain.steps.ahead import Ahead
 from posttrain.steps.assemble import assemble
+from posttrain.steps.in_flight import Responses
 from posttrain.steps.one_step import OneStepAhead
 from posttrain.steps.rl_step import learn, sample_groups
 from posttrain.steps.select import Selection
@@ -259,6 +260,42 @@ def assert_counts_hold(log: list[dict[str, Any]]) -> None:
     admitted = Counter(event["group"] for event in log if event["event"] == "admitted")
     gone = Counter(event["group"] for event in log if event["event"] in ("consumed", "filtered", "dropped"))
     assert gone <= admitted and max(gone.values()) == 1
+
+
+def test_kept_groups_are_trained_again_without_sampling(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_again(make, tmp_path, monkeypatch, COLOCATE)
+
+
+def read_again(make: Make, tmp_path: Path, patch: pytest.MonkeyPatch, mode: dict[str, Any]) -> None:
+    """The second run, with other updates, has the responses of the first one: as a whole, since groups that are there at once are
+    taken in another order. A group that is not there is sampled."""
+    kept = tmp_path / "kept"
+    settings = {"asynchronous": mode, "rollout": RAGGED | {"replay_folder": str(kept)}}
+    first = train_run(make("first", **settings))
+    groups = {f"group_{number}.jsonl" for number in range(1, 2 * STEPS + 1)}
+    assert {path.name for path in kept.iterdir()} == groups
+    begun: list[int] = []
+    begin = Responses.begin
+    patch.setattr(
+        Responses, "begin", lambda self, place, *more: (begun.append(place.serial), begin(self, place, *more))
+    )
+    second = train_run(make("second", **settings, policy={"optimizer": {"lr": 1e-2}}))
+    assert begun == [] and responses_of(second) == responses_of(first)
+    assert all(line["step/sampled_tokens"] == 0 for line in metrics_of(second))
+    (kept / "group_3.jsonl").unlink()
+    train_run(make("third", **settings))
+    assert begun == [2, 2, 2] and {path.name for path in kept.iterdir()} == groups
+    other = {"asynchronous": mode, "rollout": settings["rollout"] | {"temperature": 0.5}}
+    with pytest.raises(RunStopped, match=r"group_1\.jsonl does not fit this run: temperature was 1\.0, and is 0\.5"):
+        train_run(make("other", **other))
+
+
+def responses_of(folder: Path) -> list[str]:
+    files = [folder / f"samples/step_{step}.jsonl" for step in range(1, STEPS + 1)]
+    rows = [line for file in files for line in file.read_text().splitlines()]
+    return sorted(f"{row['sample_id']} {row['response']}" for row in map(json.loads, rows))
 
 
 @pytest.mark.slow

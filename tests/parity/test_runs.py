@@ -153,6 +153,26 @@ def power_cut() -> None:
     raise PowerCut
 
 
+def test_a_filter_that_draws_more_ends_the_run_with_its_epochs(make: Make, tmp_path: Path) -> None:
+    """Half of the prompts score the same whatever is answered, so that two passes of five batches make fewer than ten steps. The
+    step that completes the second pass is the last one, with what belongs to it, and a run that is started again has no more."""
+    reward = REWARD.replace("return value / 4", "return value / 4 if int(ground_truth) < 10 else 0.0")
+    (tmp_path / "half.py").write_text(reward)
+    config = make(
+        "epochs",
+        run={"total_steps": None, "total_epochs": 2},
+        reward={"workers": 1, "terms": [{"name": "score", "path": str(tmp_path / "half.py")}]},
+        group_filter={"strategy": "refill"},
+    )
+    folder = train_run(config)
+    epochs = [line["progress/epoch"] for line in metrics_of(folder) if "progress/epoch" in line]
+    assert 2 < len(epochs) < 10 and epochs[-2] < 2 <= epochs[-1]
+    assert (folder / f"checkpoints/global_step_{len(epochs)}").is_dir()
+    assert (folder / f"validation/step_{len(epochs)}.jsonl").exists()
+    train_run(config)
+    assert [line["progress/epoch"] for line in metrics_of(folder) if "progress/epoch" in line] == epochs
+
+
 # ---------------------------------------------------------------------------------------------- same seed, same run
 
 

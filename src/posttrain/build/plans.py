@@ -148,6 +148,7 @@ def run_plan(
         loop=loop_plan(
             config,
             batches.total_steps,
+            most_epochs=most_epochs(config),
             validate_every=[config.validation.every_steps],
             save_every=[config.checkpoint.every_steps],
             validates=bool(validation),
@@ -210,6 +211,17 @@ def async_plan(config: RunConfig) -> AsyncPlan | None:
     )
 
 
+def most_epochs(config: RunConfig) -> int | None:
+    """Return the passes over the data that end a run whose steps may draw several batches; None where its steps are counted: with
+    run.total_steps alone, ahead of training, and of sources that are drawn from at rates of their own."""
+    run, data = config.run, config.data
+    counts = run.total_steps is not None and not run.within_epochs
+    draws_more = config.group_filter.strategy in ("refill", "replace")
+    if counts or not draws_more or config.asynchronous.mode != "off" or data.domains or data.curriculum:
+        return None
+    return run.total_epochs
+
+
 def loop_plan(
     config: RunConfig | SftConfig,
     total_steps: int,
@@ -217,10 +229,12 @@ def loop_plan(
     validate_every: Sequence[int | None],
     save_every: Sequence[int | None],
     validates: bool,
+    most_epochs: int | None = None,
 ) -> LoopPlan:
     """Build the plan of the loop around the steps. ``validates``: there are held-out prompts or texts."""
     return LoopPlan(
         total_steps=total_steps,
+        most_epochs=most_epochs,
         max_skipped_steps=config.run.max_skipped_steps,
         validate_every=tuple(every for every in validate_every if every is not None),
         validate_before=config.validation.before_training and validates,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,9 +54,17 @@ def say_nothing(text: str) -> None:
     """Drop a message: there is no console."""
 
 
-def run_trackers(config: TrackingConfig, folder: Path) -> Trackers:
-    """metrics.jsonl, which a run cannot do without, and the trackers of the config."""
-    return Trackers([Jsonl(folder)], [tracker(name, folder) for name in config.trackers])
+def as_written(text: str) -> str:
+    """Return a message unchanged: the user's names are ours."""
+    return text
+
+
+def run_trackers(config: TrackingConfig, folder: Path, in_words: Callable[[str], str]) -> Trackers:
+    """metrics.jsonl, which a run cannot do without, and the trackers of the config.
+
+    Args: in_words, replaces the names of fields in a message by the user's.
+    """
+    return Trackers([Jsonl(folder)], [tracker(name, folder) for name in config.trackers], in_words)
 
 
 def tracker(name: str, folder: Path) -> Tracker:

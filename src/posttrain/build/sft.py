@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.build.fits import check_texts_fit
 from posttrain.build.plans import sft_plan, text_loss_plan
-from posttrain.build.runs import open_run, run_trackers, say_nothing
+from posttrain.build.runs import as_written, open_run, run_trackers, say_nothing
 from posttrain.config.roles import runtime_of
 from posttrain.config.sft import SftConfig, SftDataConfig
 from posttrain.data.loader import ShuffledLoader
@@ -36,21 +36,27 @@ def sft_run(
     allow_config_change: bool = False,
     start_over: bool = False,
     say: Callable[[str], None] = say_nothing,
+    in_words: Callable[[str], str] = as_written,
 ) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
     Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; start_over begins at the
         first step where all checkpoints of a run are damaged or gone; say receives what is being loaded, before the trackers
-        of the run are open.
+        of the run are open; in_words replaces the names of fields in the run's messages by the user's.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
     with opened as (folder, checkpoints, notes):
-        return _train(config, folder, checkpoints, notes, say)
+        return _train(config, folder, checkpoints, notes, say, in_words)
 
 
 def _train(
-    config: SftConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], say: Callable[[str], None]
+    config: SftConfig,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    notes: list[str],
+    say: Callable[[str], None],
+    in_words: Callable[[str], str],
 ) -> Path:
     import_modules(config.model.external_modules)
     say("loading tokenizer and data")
@@ -67,7 +73,7 @@ def _train(
     loader = _loader(config.data, texts, order_seed)
     check_texts_fit(config, [*texts, *held_out])
     plan = sft_plan(config, batches, validates=bool(held_out))
-    trackers = run_trackers(config.tracking, folder.path)
+    trackers = run_trackers(config.tracking, folder.path, in_words)
     say(f"loading model {config.model.path}")
     runtime = RUNTIMES.get(runtime_of(config.placement))()
     with closing(runtime.start_sft(config, batches, tokenizer)) as learner:

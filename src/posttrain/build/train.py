@@ -16,14 +16,14 @@ from posttrain.build.fits import check_critic_fits, check_prompts_fit
 from posttrain.build.plans import run_plan
 from posttrain.build.prompts import prompt_loader, read_prompts, training_prompts
 from posttrain.build.recorded_decisions import decisions_of
-from posttrain.build.runs import open_run, run_trackers, say_nothing
+from posttrain.build.runs import as_written, open_run, run_trackers, say_nothing
 from posttrain.config import RunConfig
 from posttrain.config.environment import OPEN
 from posttrain.config.roles import measures_nothing, runtime_of
 from posttrain.data.episodes import validation_episodes
 from posttrain.data.prompts import unread_image_settings
 from posttrain.data.token_texts import token_texts_of
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.loader import PromptLoader
 from posttrain.interfaces.reward import GroupScorer
 from posttrain.loops import rl_async, rl_sync
@@ -55,19 +55,21 @@ def train_run(
     allow_config_change: bool = False,
     start_over: bool = False,
     say: Callable[[str], None] = say_nothing,
+    in_words: Callable[[str], str] = as_written,
     replay: Path | None = None,
 ) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
     Args: allow_config_change resumes a run although a setting has changed that its numbers depend on; start_over begins at the
         first step where all checkpoints of a run are damaged or gone; say receives what is being loaded, before the trackers
-        of the run are open; replay is the folder of an asynchronous run whose recorded decisions are made again.
+        of the run are open; in_words replaces the names of fields in
+        the run's messages by the user's; replay is the folder of an asynchronous run whose recorded decisions are made again.
     Raises: RequestError for what can be seen before the first step; RunStopped and RunInterrupted as the loop says.
     """
     script = decisions_of(replay, config) if replay else None
     opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
     with opened as (folder, checkpoints, notes), closing(run_scorer(config)) as scorer:
-        with under_way_with(config, folder, checkpoints, notes, scorer, say, script) as made:
+        with under_way_with(config, folder, checkpoints, notes, scorer, say, script, in_words) as made:
             if made.ahead:
                 rl_async.run(made.parts, made.ahead, script)
             else:
@@ -93,6 +95,7 @@ def under_way_with(
     scorer: GroupScorer,
     say: Callable[[str], None] = say_nothing,
     script: Script | None = None,
+    in_words: Callable[[str], str] = as_written,
 ) -> Iterator[Training]:
     """Load the data and the models, restore the newest checkpoint, and begin the run; its steps are made inside.
 
@@ -130,7 +133,7 @@ def under_way_with(
         if batches.critic:
             check_critic_fits(config, tokenizer, prompts)
         plan = run_plan(config, batches, validation, tokenizer.pad_token_id)
-        trackers = run_trackers(config.tracking, folder.path)
+        trackers = run_trackers(config.tracking, folder.path, in_words)
 
         say(f"loading model {config.model.path}")
         roles = started.enter_context(
@@ -160,6 +163,9 @@ def under_way_with(
             players = replace(roles, worlds=worlds)
         rewards = RewardState(plan.step.reward.kl)
         sampler, responses = None, kept_responses(config, trackers.message)
+        if script and responses:
+            what = "a replay samples its responses again, and rollout.replay_folder reads them"
+            raise ConfigError(Problem(what, fix="use rollout.replay_folder=null", field="rollout.replay_folder"))
         if plan.asynchronous:
             by_id = {prompt.prompt_id: prompt for prompt in prompts}
             sampler = rl_async.sampler_of(

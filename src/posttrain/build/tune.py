@@ -11,7 +11,7 @@ from typing import cast
 from posttrain.build.fits import check_texts_fit
 from posttrain.build.plans import sft_plan
 from posttrain.build.reference_logps import scored, with_reference_logps
-from posttrain.build.runs import open_run, run_trackers, say_nothing
+from posttrain.build.runs import as_written, open_run, run_trackers, say_nothing
 from posttrain.config.roles import releases_reference, runtime_of
 from posttrain.config.tune import TuneConfig
 from posttrain.data.loader import ShuffledLoader
@@ -44,6 +44,7 @@ def tune_run(
     allow_config_change: bool = False,
     start_over: bool = False,
     say: Callable[[str], None] = say_nothing,
+    in_words: Callable[[str], str] = as_written,
 ) -> Path:
     """Run it, from the data to the last checkpoint. Returns the run folder.
 
@@ -51,11 +52,16 @@ def tune_run(
     """
     opened = open_run(config, allow_config_change=allow_config_change, start_over=start_over)
     with opened as (folder, checkpoints, notes):
-        return _train(config, folder, checkpoints, notes, say)
+        return _train(config, folder, checkpoints, notes, say, in_words)
 
 
 def _train(
-    config: TuneConfig, folder: RunFolder, checkpoints: Checkpoints, notes: list[str], say: Callable[[str], None]
+    config: TuneConfig,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    notes: list[str],
+    say: Callable[[str], None],
+    in_words: Callable[[str], str],
 ) -> Path:
     import_modules(config.model.external_modules)
     say("loading tokenizer and data")
@@ -82,7 +88,7 @@ def _train(
         say(SCORING)
         rows, held_out = with_reference_logps(config, rows, held_out)
     plan = sft_plan(config, batches, validates=bool(held_out))
-    trackers = run_trackers(config.tracking, folder.path)
+    trackers = run_trackers(config.tracking, folder.path, in_words)
     say(f"loading model {config.model.path}")
     runtime = RUNTIMES.get(runtime_of(config.placement))()
     with closing(runtime.start_tune(config, batches, tokenizer)) as started:

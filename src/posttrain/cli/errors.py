@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from posttrain.errors import PosttrainError, RequestError, RunStopped
+from posttrain.errors import PosttrainError, RequestError, RunInterrupted, RunStopped
 from posttrain.libraries.disk_errors import NO_PLACE, described, disk_error
 from posttrain.run.early_stop import AT_ONCE, StoppedEarly, heard
 
@@ -51,11 +51,15 @@ def stopped_at_once(what: str = "stopped at once") -> Iterator[None]:
 
 @contextmanager
 def placed_by(loaded: LoadedConfig[Any]) -> Iterator[None]:
-    """Add the places in the user's file to problems that are found only while data and model are read."""
+    """Add the places in the user's file to problems that are found only while data and model are read, and name the user's
+    keys in the reason of a run that ends."""
     try:
         yield
     except RequestError as error:
         error.locate(loaded.locate)
+        raise
+    except (RunStopped, RunInterrupted) as error:
+        error.args = (loaded.text(str(error)),)
         raise
 
 

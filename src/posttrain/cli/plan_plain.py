@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from posttrain.cli.verdict import verdict
 from posttrain.config.shown import shown
-from posttrain.dialects.loaded import LoadedConfig
+from posttrain.dialects.loaded import Ignored, LoadedConfig
 
 
 def check_request(loaded: LoadedConfig[Any], *, look_at_files: bool, to_run: bool = False) -> LoadedConfig[Any]:
@@ -60,7 +61,24 @@ def remarks(loaded: LoadedConfig[Any]) -> list[str]:
     more = [f"ignored: {quiet} more keys that are written with their default value"] if quiet else []
     return [
         *(f"here: {change}" for change in loaded.changes),
-        *(f"ignored: {one.key}, at {one.where}: {one.reason}" for one in shown),
+        *(_ignored_text(group) for group in _by_section(shown)),
         *more,
         *(f"warning: {warning}" for warning in loaded.warnings),
     ]
+
+
+def _by_section(ignored: Iterable[Ignored]) -> Iterable[list[Ignored]]:
+    """Group keys of one section that are ignored for one reason; a group stands where its first key does."""
+    groups: dict[tuple[str, str], list[Ignored]] = {}
+    for one in ignored:
+        groups.setdefault((one.key.rpartition(".")[0], one.reason), []).append(one)
+    return groups.values()
+
+
+def _ignored_text(group: Sequence[Ignored]) -> str:
+    """Return the line of one key, with its place, or of several, by their names in the section."""
+    first = group[0]
+    if len(group) == 1:
+        return f"ignored: {first.key}, at {first.where}: {first.reason}"
+    names = ", ".join(one.key.rpartition(".")[2] for one in group)
+    return f"ignored: {first.key.rpartition('.')[0]}.{{{names}}}: {first.reason}"

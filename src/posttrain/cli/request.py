@@ -195,6 +195,7 @@ def load_request(
             arguments[0],
             arguments[1:],
             given=given,
+            entry=entry.name if entry is not None else "",
             passes_guards=skip_files,
             leaves_out=partial(has_no_effect, drop_unknown=drop_unknown),
             takes_names=takes_text if skip_files else _none,

@@ -88,6 +88,7 @@ def _train(
             allow_config_change=allow_config_change,
             start_over=start_over,
             say=announce,
+            in_words=loaded.text,
             replay=replay,
         )
 

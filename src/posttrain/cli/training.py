@@ -46,4 +46,4 @@ def train_on_files(
     with importing():
         run = import_run()
     with placed_by(loaded):
-        run(loaded.config, **about_the_folder, say=announce)
+        run(loaded.config, **about_the_folder, say=announce, in_words=loaded.text)

@@ -80,10 +80,11 @@ class RolloutConfig(SamplingConfig):
     """Devices of the sampler, by number; null means all."""
     replay_folder: str | None = None
     """Folder of responses (docs/rollout.md): a training step that it holds is not sampled but read, and the responses of every
-    other step are written to it. A file that is of another model, other prompts or another distribution stops the run.
-    Validation is always sampled."""
+    other step are written to it; in asynchronous.mode colocate and separate the same holds for each group. A file that is of
+    another model, other prompts or another distribution stops the run. Validation is always sampled."""
     replay_steps: list[int] | None = None
-    """Steps that replay_folder holds or is to hold; all others are sampled as without it. null means every step."""
+    """Steps that replay_folder holds or is to hold, from 1; in colocate and separate, groups in the order of their admission.
+    All others are sampled as without it. null means every one."""
 
 
 class ValidationConfig(SamplingConfig):

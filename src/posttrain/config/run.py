@@ -22,7 +22,9 @@ class RunSection(Section):
     total_steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Steps (turns of the loop) to run; null means total_epochs passes over the training data."""
     total_epochs: int = Field(default=1, ge=1, le=MOST_STEPS)
-    """Passes over the training data, used when total_steps is null."""
+    """Passes over the training data, used when total_steps is null. Where a step draws further batches (group_filter.strategy
+    refill and replace, in a synchronous run without data.domains and data.curriculum), the run ends with the step that completes
+    them, before the planned steps."""
     within_epochs: bool = False
     """End after total_epochs passes where these are fewer steps than total_steps; learning rates are still those of
     total_steps."""

@@ -72,6 +72,10 @@ class LoadedConfig(Generic[C]):
         """The user's name for one of our fields; ours where theirs has none."""
         return (self.words.key(field) if self.words else "") or field
 
+    def text(self, text: str) -> str:
+        """A sentence with our field names replaced by the user's."""
+        return self.words.text(text) if self.words else text
+
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
         """The same problems with ``field`` turned into ``where``: the user's file, line and key."""
         if self.words is not None:
@@ -96,8 +100,7 @@ class LoadedConfig(Generic[C]):
 
     def warned(self, texts: Iterable[str]) -> LoadedConfig[C]:
         """The same with further warnings, which are turned into the user's keys."""
-        words = self.words
-        return replace(self, warnings=(*self.warnings, *(words.text(text) if words else text for text in texts)))
+        return replace(self, warnings=(*self.warnings, *map(self.text, texts)))
 
     def runnable(self) -> LoadedConfig[C]:
         """This, when nothing is wrong with it and nothing in it is only planned.

@@ -356,7 +356,11 @@ def _only_what_engines_read(fields: dict[str, Any], reader: Reader, words: Words
         if ignored_by is None:
             kept[name] = value
         elif key := words.key(name):
-            reader.ignore(key, f"the {ignored_by} engine has no such setting")
+            section = key.removesuffix("**")
+            # An open-ended row has all options of a section in one field, by their names there
+            inside = leaves(value) if section != key and isinstance(value, dict) else ()
+            for each in (key, *(f"{section}{option}" for option, _ in inside)):
+                reader.ignore(each, f"the {ignored_by} engine has no such setting")
     return kept
 
 

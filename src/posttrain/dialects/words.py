@@ -57,7 +57,9 @@ class Words:
                     self._plain.discard(name)
                     if not row.by_rule and row.to is None:
                         self._plain.add(name)
-        self._field = re.compile(rf"(?<![\w.])((?:{'|'.join(root.model_fields)})(?:\.[a-z_0-9]+)+)\b(=[\w.+-]*\w)?")
+        # Possessive, so that a name with its key behind it is not matched in part
+        name = rf"(?:{'|'.join(root.model_fields)})(?:\.[a-z_0-9]++)++"
+        self._field = re.compile(rf"(?<![\w.])({name})\b(=[\w.+-]*\w)?+(?! \(by )")
         self.sources: SourceMap = _TheirSources(reader.sources.file, reader.sources.places, self)
 
     def _rank(self, row: Key, field: str) -> tuple[bool, bool, bool]:

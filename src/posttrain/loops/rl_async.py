@@ -40,7 +40,7 @@ def sampler_of(
     responses: KeptResponses | None = None,
 ) -> Sampler:
     """The sampler of a mode. Args: prompts of the run, by id; folder of the run; script, recorded decisions to be made again;
-    responses that are kept, of whole batches."""
+    responses that are kept."""
     bounds = Bounds.of(
         asynchronous.staleness_steps,
         groups_per_step=plan.step.prompts,
@@ -73,6 +73,7 @@ def sampler_of(
         keeps_cache=asynchronous.keeps_cache,
         prepared_groups=asynchronous.prepared_groups,
         domains=plan.step.domains,
+        kept=responses,
     )
     if asynchronous.mode == "colocate":
         if script:
@@ -98,6 +99,8 @@ def run(parts: RlRun, sampler: Sampler, script: Script | None = None) -> None:
     """
     schedule = Schedule(parts.run.folder, parts.run.first_step, sampler.ledger.admitted)
     sampler.ledger.record = schedule.add
+    if parts.responses and not isinstance(sampler, OneStepAhead):
+        parts.responses.announce_groups()
     under_way = 0  # number of the step
     clock_of_step: Clock | None = None
 

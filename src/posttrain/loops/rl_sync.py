@@ -97,6 +97,7 @@ def body_of(
     return LoopBody(
         step=step,
         validate=validation,
+        epochs=lambda: parts.loader.epochs,
         costs=parts.scorer.take_costs,
         watched=watched_of(parts.plan),
         notices=parts.roles.notices,

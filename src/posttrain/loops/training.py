@@ -37,6 +37,7 @@ class LoopPlan:
     save_at_end: bool = False
     save_in_background: bool = False  # while the next step begins
     expiry_margin_s: float | None = None  # besides a step; None: the machine's end is not looked at
+    most_epochs: int | None = None  # passes over the data after which it ends, too; None: these make up the steps
     export_every: int | None = None  # plain Hugging Face folders, also at the end; None: never
     export_folder: Path | None = None
     profile: ProfilePlan = field(default_factory=ProfilePlan)
@@ -46,6 +47,18 @@ class LoopPlan:
         if self.validate_only:
             return []
         return [step for step in range(first_step, self.total_steps + 1) if self.saves(step)]
+
+    def are_over(self, epochs: float) -> bool:
+        """Return True when the data were passed over as often as the run may."""
+        return self.most_epochs is not None and epochs >= self.most_epochs
+
+    def ended_early(self, step: int) -> str:
+        """Return the message of a run whose data end before its planned steps."""
+        passes = "once" if self.most_epochs == 1 else f"{self.most_epochs} times"
+        return (
+            f"the run ends after step {step} of {self.total_steps}: its steps drew further batches (group_filter.strategy), and "
+            f"the training data were passed over {passes} (run.total_epochs)"
+        )
 
     def saves(self, step: int) -> bool:
         """True if a checkpoint is due after a step."""
@@ -72,6 +85,7 @@ class LoopBody:
 
     step: Callable[[int, Clock], StepReport]  # may raise StepAbandoned before its first update
     validate: Callable[[int, Clock], dict[str, float]]  # after a step; 0: the starting weights
+    epochs: Callable[[], float] = float  # passes over the data so far
     costs: Callable[[], dict[str, float]] = dict  # metrics of servers, since the last call
     watched: Sequence[Watched]
     samples_place: str | None = None  # where samples of a step are found; None: in samples/step_N.jsonl
@@ -100,8 +114,8 @@ def next_turn(turns: Turns, done: StepReport) -> tuple[int, Clock] | None:
 
 
 def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Turns:
-    """Yield steps run.first_step to plan.total_steps, each with its clock. Whoever makes a step sends its report, or throws
-    StepAbandoned; validation, checkpoints, exports and records come in between at their cadences.
+    """Yield steps run.first_step to plan.total_steps, or to the end of the data, each with its clock. Whoever makes a step sends
+    its report, or throws StepAbandoned; validation, checkpoints, exports and records come in between at their cadences.
 
     Raises: RunStopped when steps in a row bring no update; RunInterrupted after saving, when a signal asked to stop.
     """
@@ -126,15 +140,20 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
     if plan.validate_only:
         return
     for step in range(run.first_step, plan.total_steps + 1):
+        if plan.are_over(body.epochs()):
+            trackers.message(plan.ended_early(step - 1))
+            return
         clock = Clock(trackers, step, stop, timeline, profiler, before_updates(checkpoints, trackers, stop))
-        last, began = step == plan.total_steps, time.monotonic()
+        began = time.monotonic()
         before = progress.positions()
         try:
             done = yield step, clock
         except StepAbandoned:  # before its first update: data was drawn, and rewards may have been counted
             progress.go_back(before)
             leave_step(step, save, checkpoints, trackers, stop)
-        notices = [*body.notices.take(), *FROM_OWN_FUNCTIONS.take()]
+        is_early = step < plan.total_steps and plan.are_over(body.epochs())
+        last = is_early or step == plan.total_steps
+        notices = [*body.notices.take(), *FROM_OWN_FUNCTIONS.take(), *([plan.ended_early(step)] if is_early else [])]
         for text in notices:
             trackers.message(text)
         metrics = done.metrics
@@ -158,7 +177,7 @@ def steps_of(body: LoopBody, progress: Progress, plan: LoopPlan, run: Run) -> Tu
             save,
             trackers,
             stop,
-            save_due=plan.saves(step) or expiry.near(time.monotonic() - began),
+            save_due=plan.saves(step) or (last and plan.save_at_end) or expiry.near(time.monotonic() - began),
             last=last,
             background=plan.save_in_background,
             timeline=timeline,

@@ -168,10 +168,10 @@ class Health:
             value = metrics.get(watched.metric)
             alarming = value is not None and watched.alarming(value, self._before[watched.metric])
             alarming = alarming and not (watched.unless_improving and improving)
-            if alarming and self._is_due(step, watched.what):
+            if value is not None and alarming and self._is_due(step, watched.what):
                 alarms.append(
-                    f"step {step}: {watched.what}: {watched.metric} is {value:.4g}{self._usual(watched.metric)}. Usual causes: "
-                    f"{watched.causes}. Look at {', '.join(sample_ids[:3])} in {place}"
+                    f"step {step}: {watched.what}: {watched.metric} is {value:.4g}{self._usual(watched.metric, value)}. "
+                    f"Usual causes: {watched.causes}. Look at {', '.join(sample_ids[:3])} in {place}"
                 )
         for name in {watched.metric for watched in self._watched} & set(metrics):
             if name != GRADIENT or metrics[name]:  # steps without signal have none: the next one's is no jump
@@ -198,6 +198,8 @@ class Health:
         self._best = max(self._best, now)
         return now - first > 0.1 * max(abs(first), abs(now)) and now - first >= 0.7 * (self._best - first)
 
-    def _usual(self, metric: str) -> str:
+    def _usual(self, metric: str, value: float) -> str:
+        """Return what the metric was before; nothing where it has not changed."""
         before = self._before[metric]
-        return f", and was about {median(before):.4g}" if before else ""
+        usual = median(before) if before else value
+        return "" if abs(value - usual) <= 0.05 * abs(value) else f", and was about {usual:.4g}"

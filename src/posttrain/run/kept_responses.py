@@ -1,7 +1,8 @@
 """Responses of a run's steps in a folder, to train on them again without sampling: ``FOLDER/step_N.jsonl``, a line per prompt.
 
 The first line describes the step: the model and the distribution that its responses were drawn from. A step that samples several
-batches has ``step_N_batch_K.jsonl`` for the further ones.
+batches has ``step_N_batch_K.jsonl`` for the further ones. Where groups are sampled one by one, ahead of the steps that train
+them, ``group_N.jsonl`` has those of the N-th that was admitted.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class KeptResponses:
     folder: Path
     model: str  # as the configuration names it
     say: Callable[[str], None]
-    steps: Sequence[int] | None = None  # all others are sampled and not kept; None: every step
+    steps: Sequence[int] | None = None  # or groups: all others are sampled and not kept; None: every one
     read_batches: int = 0  # instead of being sampled
     _batches: dict[int, int] = field(default_factory=dict)  # so far, by step
 
@@ -78,6 +79,31 @@ class KeptResponses:
             return groups
 
         return kept
+
+    def read_group(self, number: int, prompt: Prompt, sampling: SamplingParams) -> TrajectoryGroup | None:
+        """Return the kept responses of the ``number``-th group, from 1; None where it is to be sampled.
+
+        Raises: RunStopped as ``read_groups``.
+        """
+        path = self._file_of(number)
+        if path is None or not path.exists():
+            return None
+        return read_groups(path, [prompt], self._described(sampling))[0]
+
+    def write_group(self, number: int, group: TrajectoryGroup, sampling: SamplingParams) -> None:
+        """Keep the responses of a group, unless they were read. Raises: RunStopped where the disk does not take them."""
+        path = self._file_of(number)
+        if path is not None and not path.exists():
+            write_groups(path, [group], self._described(sampling))
+
+    def announce_groups(self) -> None:
+        """Say that groups are read, where there are any."""
+        there = sum(1 for _ in self.folder.glob("group_*.jsonl"))
+        if there:
+            self.say(f"responses of {there} groups are in {self.folder}: they are read instead of being sampled")
+
+    def _file_of(self, number: int) -> Path | None:
+        return self.folder / f"group_{number}.jsonl" if self.steps is None or number in self.steps else None
 
     def _next_file(self, step: int) -> Path:
         number = self._batches[step] = self._batches.get(step, 0) + 1

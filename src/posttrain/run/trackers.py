@@ -10,11 +10,18 @@ from posttrain.interfaces.tracker import Tracker
 
 
 class Trackers:
-    """See interfaces.tracker.Tracker. ``required`` ones (metrics.jsonl) may stop the run: losing them would be silent loss."""
+    """See interfaces.tracker.Tracker. ``required`` ones (metrics.jsonl) may stop the run: losing them would be silent loss.
+    ``in_words`` replaces the names of fields in a message by those of the user's own configuration."""
 
-    def __init__(self, required: Sequence[Tracker], optional: Sequence[Tracker]):
+    def __init__(
+        self,
+        required: Sequence[Tracker],
+        optional: Sequence[Tracker],
+        in_words: Callable[[str], str] = str,
+    ):
         self._required = list(required)
         self._optional = list(optional)
+        self._in_words = in_words
 
     def begin(self, config: TrainingConfig, total_steps: int, first_step: int) -> None:
         self._each(lambda tracker: tracker.begin(config, total_steps, first_step))
@@ -29,7 +36,8 @@ class Trackers:
         self._each(lambda tracker: tracker.log(step, metrics))
 
     def message(self, text: str) -> None:
-        self._each(lambda tracker: tracker.message(text))
+        said = self._in_words(text)
+        self._each(lambda tracker: tracker.message(said))
 
     def close(self) -> None:
         self._each(lambda tracker: tracker.close())

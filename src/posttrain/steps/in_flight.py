@@ -102,6 +102,7 @@ class Responses:
         self._new: list[Place] = []  # not submitted
         self._submitted: set[Place] = set()
         self._restored: dict[Place, Unfinished] = {}  # of samples that have not begun yet
+        self._given: list[tuple[Place, Trajectory]] = []  # made before
 
     @property
     def samples(self) -> bool:
@@ -123,6 +124,10 @@ class Responses:
         )
         self._new.append(place)
 
+    def give(self, place: Place, trajectory: Trajectory) -> None:
+        """Take in a response that was made before; the next poll returns it."""
+        self._given.append((place, trajectory))
+
     def resume(self) -> None:
         self._new = sorted(self._requests)
 
@@ -130,7 +135,9 @@ class Responses:
         stream.submit([self._requests[place] for place in self._new])
         self._submitted |= set(self._new)
         self._new = []
-        ended = []
+        ended, self._given = self._given, []
+        if ended:
+            return ended
         for response in stream.wait(PASS_S):
             place = place_of(response.sample_id)
             self._submitted.discard(place)
@@ -156,13 +163,14 @@ class Responses:
     def drop(self, serial: int) -> int:
         gone = [place for place in self._requests if place.serial == serial]
         requests = [self._requests.pop(place) for place in gone]
+        self._given = [each for each in self._given if each[0].serial != serial]
         return sum(len(each.begun.token_ids) for each in requests if each.begun)
 
-    def snapshot(self) -> dict[Place, Request]:
-        return dict(self._requests)
+    def snapshot(self) -> tuple[dict[Place, Request], list[tuple[Place, Trajectory]]]:
+        return dict(self._requests), list(self._given)
 
-    def go_back(self, snapshot: dict[Place, Request]) -> None:
-        self._requests, self._new = dict(snapshot), []
+    def go_back(self, snapshot: tuple[dict[Place, Request], list[tuple[Place, Trajectory]]]) -> None:
+        self._requests, self._given, self._new = dict(snapshot[0]), list(snapshot[1]), []
 
     def state(self) -> dict[str, Any]:
         return {str(at): unfinished_to_plain(each.begun) for at, each in self._requests.items() if each.begun}

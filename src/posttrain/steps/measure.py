@@ -106,7 +106,8 @@ def asynchrony_metrics(
             for sample in trajectory.samples:
                 ends = [*(span.first_token for span in sample.spans[1:]), len(sample.token_ids)]
                 for span, end in zip(sample.spans, ends, strict=True):
-                    tokens[version - span.version] += sample.sampled_between(span.first_token, end)
+                    # Responses that were kept from another run may be of its later weights
+                    tokens[max(version - span.version, 0)] += sample.sampled_between(span.first_token, end)
     count = max(sum(ages.values()), 1)
     return {
         "async/staleness_steps_mean": sum(age * each for age, each in ages.items()) / count,

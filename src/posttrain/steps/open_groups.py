@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from posttrain.asynchrony.ledger import Bounds, Ledger
 from posttrain.asynchrony.pending import Entry
@@ -25,6 +25,18 @@ from posttrain.steps.in_flight import InFlight, Place, Responses
 from posttrain.steps.rl_step import AnySelection, score_groups
 
 DIFFERS = "the run that is replayed differs from this one"
+
+
+class KeptGroups(Protocol):
+    """Responses of groups from before, by the group's number in the order of admission, from 1."""
+
+    def read_group(self, number: int, prompt: Prompt, sampling: SamplingParams) -> TrajectoryGroup | None:
+        """Return the responses; None where the group is to be sampled. Raises: RunStopped for those of another run."""
+        ...
+
+    def write_group(self, number: int, group: TrajectoryGroup, sampling: SamplingParams) -> None:
+        """Keep the responses of a group that is complete."""
+        ...
 
 
 @dataclass(slots=True)
@@ -106,13 +118,16 @@ class OpenGroups:
         keeps_cache: bool = False,  # of unfinished responses, which newer weights continue
         prepared_groups: int = 0,  # whose environments start before their admission
         domains: Sequence[DomainPlan] = (),
+        kept: KeptGroups | None = None,  # responses from before
     ):
         self.ledger = Ledger(bounds)
         self.consumed: list[Entry] = []  # by the step under way
         self.marks: dict[int, str] = {}  # of these, by serial (records.marks)
         self.late: set[int] = set()  # groups that it waited for, although enough others were complete
         self.sampling_of = sampling_of
-        self.flying: InFlight = Responses(keeps_cache=keeps_cache)
+        self._kept = kept
+        self._responses = Responses(keeps_cache=keeps_cache)
+        self.flying: InFlight = self._responses
         self._preparing: Episodes | None = None  # where environments start before their group's admission
         if roles.worlds:
             self.flying = episodes = Episodes(roles.worlds, self.hear, keeps_cache=keeps_cache)
@@ -253,6 +268,9 @@ class OpenGroups:
         group.ended[place.number] = trajectory
         if len(group.ended) == group.samples:
             self.ledger.finish(place.serial)
+            if self._kept:
+                entry = self.ledger.entry(place.serial)
+                self._kept.write_group(entry.serial + 1, group.complete(), self._sampling(entry.draw, entry.attempt))
             self._scorer.begin(group.complete(), keep=True)  # while others are sampled
         self.late |= {entry.serial for entry in self.ledger.awaited()}
 
@@ -306,8 +324,13 @@ class OpenGroups:
     def _begin(self, entry: Entry) -> None:
         """Begin the samples of a group that have not ended."""
         group, sampling = self._groups[entry.serial], self._sampling(entry.draw, entry.attempt)
+        before = self._kept.read_group(entry.serial + 1, group.prompt, sampling) if self._kept else None
         for number in range(group.samples):
-            if number not in group.ended:
+            if number in group.ended:
+                continue
+            if before is not None:
+                self._responses.give(Place(entry.serial, number), before.trajectories[number])
+            else:
                 self.flying.begin(Place(entry.serial, number), group.prompt, sampling)
 
     def _sampling(self, draw: int, attempt: int) -> SamplingParams:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.backends.torch_training.rates import learning_rate_factor
+from posttrain.cli.plan_plain import remarks
 from posttrain.dialects.detect import read_config
 from posttrain.dialects.entries import SFT
 from posttrain.dialects.reading import read_dialect
@@ -259,3 +260,17 @@ def test_settings_that_only_verls_own_file_holds_are_no_options_of_an_engine(tmp
     assert not any("brand_new" in str(problem) for problem in loaded.problems)
     written = read_config(str(file), [*asked, f"+{section}.brand_newer=3"], "verl")
     assert any("has no option brand_newer" in str(problem) for problem in written.problems)
+
+
+def test_options_of_megatron_that_one_device_has_no_use_for_are_told_in_a_line() -> None:
+    section = f"{A}.megatron"
+    fused = f"+{section}.override_transformer_config.moe_permute_fusion=True"
+    words = (f"{section}.param_offload=True", f"{section}.use_mbridge=True", fused)
+    asked = [f"{A}.strategy=megatron", "critic.strategy=megatron", f"{section}.tensor_model_parallel_size=2"]
+    loaded = read_config(None, [*BASE, *asked, *words], "verl", here=True)
+    assert loaded.config.policy.engine_options == {}
+    assert [line for line in remarks(loaded) if ".megatron" in line] == [
+        f"here: policy.tensor_parallel (by {section}.tensor_model_parallel_size): 1 instead of 2",
+        f"ignored: {section}.{{param_offload, use_mbridge}}: the local engine has no such setting",
+        f"ignored: {fused.lstrip('+').partition('=')[0]}, at override {fused}: the local engine has no such setting",
+    ]

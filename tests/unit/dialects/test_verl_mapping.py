@@ -45,6 +45,9 @@ def test_with_mode_async_rows_name_their_agent() -> None:
     assert loaded.config.data.extra_columns == ["agent_name"]
     assert any("as in verl; +" in text for text in loaded.warnings)
     assert not read(f"{R}.mode=async").config.environment.used
+    told = read(f"{R}.mode=async", TOOL_FILE, f"{R}.multi_turn.enable=False").ignored
+    [reason] = [each.reason for each in told if each.key == f"{R}.multi_turn.enable"]
+    assert "a row's agent_name decides" in reason
 
 
 def test_the_whole_sequence_is_what_verl_gives_the_sampler() -> None:

@@ -765,6 +765,10 @@ def test_a_head_that_scores_in_a_server_scores_here_and_a_sampled_judgement_is_p
     [problem] = here.unsupported
     assert problem.what.startswith("a reward model that samples its judgement, which a function of yours reads, is not")
     assert "++custom_reward_function.reward_kwargs.reward_router_address=127.0.0.1:8000" in problem.fix
+    pool = read_dialect(DIALECT, None, [*BASE, *asked, "+reward_model.enable_resource_pool=True"], here=True).ignored
+    assert ("reward_model.enable_resource_pool", "the run does not serve the model") in [
+        (each.key, each.reason) for each in pool
+    ]
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -880,6 +884,14 @@ def test_a_fix_that_verl_has_no_key_for_is_written_in_our_section():
     assert words is not None
     text = words.text("use rollout.weights=int8 and data.shuffle=false")
     assert text == "use +posttrain.rollout.weights=int8 and data.shuffle=false"
+
+
+def test_a_sentence_is_put_into_the_users_words_once():
+    words = read().words
+    assert words is not None
+    text = words.text("raise run.total_epochs, or set run.total_steps=9 and run.name")
+    assert "run.total_steps=9 (by trainer.total_training_steps)" in text and "trainer.experiment_name" in text
+    assert words.text(text) == text
 
 
 def test_what_is_planned_or_refused_in_a_section_that_is_off_is_a_note() -> None:

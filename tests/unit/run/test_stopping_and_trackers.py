@@ -109,6 +109,14 @@ def test_failing_optional_tracker_is_switched_off_and_the_others_go_on(capsys: p
     assert capsys.readouterr().err == "tracker Noting failed and is switched off: ConnectionError: no network\n"
 
 
+def test_messages_are_in_the_users_words() -> None:
+    tracker = Noting()
+    Trackers([tracker], [], lambda text: text.replace("run.total_steps", "trainer.total_training_steps")).message(
+        "raise run.total_steps"
+    )
+    assert tracker.told == [("message", "raise trainer.total_training_steps")]
+
+
 def test_failing_required_tracker_stops_the_run() -> None:
     with pytest.raises(ConnectionError):
         Trackers([Noting(fail_from=1)], []).log(1, {})

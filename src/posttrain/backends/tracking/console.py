@@ -67,7 +67,8 @@ class Console:
         self._total_steps = total_steps
         self._step = first_step - 1
         if self._rich is None:
-            self._line(f"{self._title}, {total_steps} steps" + (f", from step {first_step}" if first_step > 1 else ""))
+            resumed = f", from step {first_step}" if 1 < first_step <= total_steps else ""
+            self._line(f"{self._title}, {total_steps} steps{resumed}")
             return
         # A redirected stream (2> errors.log) is not captured; one on this terminal is printed above the display.
         self._display = Live(

@@ -77,18 +77,20 @@ def _replay_problems(config: RunConfig) -> Iterator[Problem]:
         return
     for clashes, other in (
         (config.environment.used, "episodes of an environment"),
-        (
-            config.asynchronous.mode in ("colocate", "separate"),
-            "groups that newer weights may continue (asynchronous.mode; one_step keeps them)",
-        ),
         (config.rollout.routing_replay, "the experts of each token (rollout.routing_replay)"),
     ):
         if clashes:
-            yield Problem(
-                f"{field} keeps single-turn responses of whole batches, not {other}",
-                fix=f"use {field}=null",
-                field=field,
-            )
+            yield Problem(f"{field} keeps single-turn responses, not {other}", fix=f"use {field}=null", field=field)
+    if config.asynchronous.mode not in ("colocate", "separate"):
+        return
+    # A group is found again by its number in the order of admission
+    for clashes, other in (
+        (config.asynchronous.on_stale == "drop", "asynchronous.on_stale=drop, which samples dropped prompts again"),
+        (bool(config.data.domains), "data.domains, whose prompts are admitted as those of each are trained"),
+    ):
+        if clashes:
+            what = f"{field} needs groups in the same order in every run, which they have not with {other}"
+            yield Problem(what, fix=f"use {field}=null", field=field)
 
 
 def _temperature_problems(engine: str, temperatures: Mapping[str, float | None]) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from posttrain.dialects.scripts.asks import Ask
@@ -16,7 +17,7 @@ from posttrain.dialects.scripts.own_programs import started_by
 from posttrain.dialects.scripts.processes import processes_of, world
 from posttrain.dialects.scripts.state import HOLE, Call, Hole, Leave, Shell, new_shell
 from posttrain.dialects.scripts.statements import statement
-from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer
+from posttrain.dialects.scripts.trainers import ENTRY_POINTS, Trainer, entry_of
 from posttrain.dialects.words import OUR_SECTION
 from posttrain.errors import ConfigError, Problem, did_you_mean, nearest
 
@@ -55,6 +56,7 @@ def read_script(
     *,
     folder: Path | None = None,
     given: Mapping[str, str] | None = None,
+    entry: str = "",
     passes_guards: bool = False,
     leaves_out: Callable[[str, str, bool], str] = lambda dialect, key, empty: "",
     takes_names: Callable[[str, str], bool] = lambda dialect, key: False,
@@ -67,7 +69,8 @@ def read_script(
     Args: ``arguments`` stand behind the script: its ``$1`` ... and ``$@``; overrides that the script does not pass on
         are added to the trainer's. ``environment`` holds the exported variables, by default those of this process.
         ``folder`` is the one that the script is started in, by default the current one. ``given`` holds values of variables,
-        and of arguments by their numbers, that the script leaves open. ``passes_guards`` reads on behind a condition that ends
+        and of arguments by their numbers, that the script leaves open. ``entry`` names the command: of several trainers the
+        only one that it is for is chosen. ``passes_guards`` reads on behind a condition that ends
         the script before it calls a trainer, such as one on its arguments or on a file. ``leaves_out`` tells for a dialect, a
         key, and whether its value is empty, why it does not count, so that its value may stay unknown; "" where it does.
         ``takes_names`` tells whether the name of a variable that is not set, or of a program whose output is meant, may stand
@@ -110,7 +113,7 @@ def read_script(
                 raise ConfigError(_ends_early(shell, further, file))
             shell = further
     _check_given(shell, file, given or {})
-    call, place, trainer = _chosen(shell, file, wanted)
+    call, place, trainer = _chosen(shell, file, wanted, entry)
     check_refused(trainer, f"{shell.script}:{call.line}")  # before its arguments: none of them would help
     found, unknown = _launch(
         shell, call, place, trainer, arguments, Asked(leaves_out, takes_names, counts_devices, takes_empty, devices)
@@ -174,7 +177,7 @@ def _roots(shell: Shell, call: Call) -> tuple[Path, ...]:
     return (call.folder, *(Path.cwd() / shell.script).resolve().parents)
 
 
-def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, int, Trainer]:
+def _chosen(shell: Shell, file: Path, wanted: int, entry: str) -> tuple[Call, int, Trainer]:
     calls = trainer_calls(shell)
     if not calls and shell.ended:
         fix = "pass what it asks for: posttrain plan SCRIPT.sh VALUE ..."
@@ -192,7 +195,13 @@ def _chosen(shell: Shell, file: Path, wanted: int) -> tuple[Call, int, Trainer]:
     if wanted > len(calls):
         raise ConfigError(Problem(f"{file}#{wanted}: the script calls {len(calls)} trainers"))
     if len(calls) > 1 and not wanted:
-        listed = ", ".join(f"{file}#{n} (line {call.line})" for n, (call, _, _) in enumerate(calls[:12], start=1))
+        of_entry = [found for found in calls if entry and entry_of(found[2].module) == entry]
+        if len(of_entry) == 1:
+            return of_entry[0]
+        listed = ", ".join(
+            f"{file}#{n} ({trainer.written.rpartition('.')[2]}, line {call.line})"
+            for n, (call, _, trainer) in enumerate(calls[:12], start=1)
+        )
         names = tuple(f"{file}#{n}" for n in range(1, len(calls) + 1))
         raise SeveralTrainers(Problem(f"{file} calls {len(calls)} trainers", fix=f"choose one: {listed}"), names)
     return calls[max(wanted, 1) - 1]
@@ -209,6 +218,7 @@ def _launch(
     """The arguments, and notes about those that are not known and do not count."""
     passed = {*call.words, *shell.read_arguments}
     given = [word for word in given if word not in passed]
+    _check_read(given, shell)
     written = [word for word in call.words[place + 1 :] if shell.as_tested(word) != ""]
     last = {_key(word): number for number, word in enumerate([*written, *given])}
     words, notes = [], []
@@ -259,6 +269,16 @@ def _launch(
             what = f"{name} is written by the script itself, and reading a script writes nothing"
             raise ConfigError(Problem(what, where=f"{shell.script}:{line}", fix="write the file before, and name it"))
     return arguments, list(dict.fromkeys(notes))
+
+
+def _check_read(given: Sequence[str], shell: Shell) -> None:
+    """Raises: ConfigError for words behind the script that it does not read, before the first option or override."""
+    unread = [*takewhile(lambda word: "=" not in word and not word.startswith(("-", "~", "+")), given)]
+    following = given[len(unread) :]
+    if not unread or (following and following[0].startswith("=")):
+        return  # KEY = VALUE is another mistake
+    what = f"{shell.script} does not read its argument{'s' if unread[1:] else ''} {' '.join(unread)}"
+    raise ConfigError(Problem(what, fix="leave it out, or write KEY=VALUE"))
 
 
 def _devices(key: str, holes: Sequence[Hole], devices: int) -> int:

@@ -111,6 +111,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "main_gkd": Recipe("on_policy_distill_trainer", _GKD),
     "vla.main_ppo": Recipe("rob_ppo_trainer", refused="it trains models that act in simulated robots, not on text"),
+    "vla.main_sac": Recipe("rob_sac_trainer", refused="it trains models that act in simulated robots, not on text"),
     "main_dance": Recipe("dance_ppo_trainer", refused="it trains models that make images, not text"),
     "atropos.main_atropos": Recipe(
         "atropos_trainer", refused="its samples come from Atropos' own server; an environment of your own plays here"

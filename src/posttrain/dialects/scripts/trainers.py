@@ -95,6 +95,16 @@ def keys_asked_by(trainer: Trainer) -> list[str]:
     return found if trainer.dialect == "skyrl" else []
 
 
+def entry_of(module: str) -> str:
+    """Return the command that a trainer's module is for; "" where its file decides."""
+    name = module.rpartition(".")[2]
+    if name.startswith("main_generat"):
+        return "generate"
+    if name == "main_eval":
+        return "evaluate"
+    return "sft" if "sft" in name else "" if module == "roll" else "train"
+
+
 @dataclass(frozen=True, slots=True)
 class Trainer:
     """A trainer that a word of a command starts."""

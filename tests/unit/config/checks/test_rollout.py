@@ -15,6 +15,7 @@ from posttrain.config.checks.rollout import (
     sampler_problems,
     training_sampler_warnings,
 )
+from posttrain.config.domains import DomainConfig
 from posttrain.config.lora import LoraConfig
 from posttrain.config.rollout import RolloutConfig
 
@@ -213,6 +214,20 @@ def test_steps_of_a_folder_need_the_folder() -> None:
     fields = [problem.field for problem in rollout_problems(run(None, replay_steps=[1]))]
     assert fields == ["rollout.replay_steps"]
     assert list(rollout_problems(run(None, replay_steps=[1], replay_folder="kept"))) == []
+
+
+def test_groups_that_are_kept_one_by_one_need_their_order() -> None:
+    def problems(data: dict[str, Any], **settings: Any) -> list[str]:
+        given = run_of(rollout={"replay_folder": "kept"}, asynchronous=settings)
+        config = given.model_copy(update={"data": given.data.model_copy(update=data)})
+        return [problem.what.rpartition(" with ")[2] for problem in rollout_problems(config)]
+
+    assert problems({}, mode="colocate") == problems({}, mode="separate") == []
+    assert problems({}, mode="one_step", on_stale="drop") == []
+    [dropped] = problems({}, mode="separate", on_stale="drop")
+    assert dropped.startswith("asynchronous.on_stale=drop")
+    [domains] = problems({"domains": {"a": DomainConfig(sources=["s"], prompts_per_step=1)}}, mode="colocate")
+    assert domains.startswith("data.domains")
 
 
 def run_of(**sections: Any) -> RunConfig:

@@ -179,7 +179,7 @@ def test_an_end_is_cut_off_a_text_with_an_unknown_beginning(tmp_path: Path) -> N
             "the script ends before it calls a trainer",
         ),
         ("echo hello", "no trainer is called"),
-        (f"{CALL}a=1\n{CALL}a=2", "run.sh#1 (line 1)"),
+        (f"{CALL}a=1\n{CALL}a=2", "run.sh#1 (main_ppo, line 1)"),
     ],
 )
 def test_what_cannot_be_known_is_said_by_line(tmp_path: Path, text: str, said: str) -> None:
@@ -197,6 +197,27 @@ def test_one_of_several_trainers_is_chosen_by_its_number(tmp_path: Path) -> None
     script = tmp_path / "run.sh"
     script.write_text(f"{CALL}a=1\n{CALL}a=2\n", encoding="utf-8")
     assert read_script(f"{script}#2").arguments == ("a=2",)
+
+
+def test_a_script_that_generates_and_evaluates_is_read_for_either_command(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python -m verl.trainer.main_generation a=1\npython -m recipe.r1.main_eval b=2\n", encoding="utf-8"
+    )
+    assert read_script(str(script), entry="generate").arguments[-1] == "a=1"
+    assert read_script(str(script), entry="evaluate").arguments[-1] == "b=2"
+    with pytest.raises(ConfigError, match=r"main_generation, line 1.*main_eval, line 2"):
+        read_script(str(script), entry="train")
+
+
+def test_arguments_that_a_script_does_not_read_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f'{CALL}a=$1 "$@"', encoding="utf-8")
+    assert "a=4" in read_script(str(script), ["4", "b=2"]).arguments
+    script.write_text(f"{CALL}a=1", encoding="utf-8")
+    assert read_script(str(script), ["b=2"]).arguments == ("a=1", "b=2")
+    with pytest.raises(ConfigError, match=r"run\.sh does not read its arguments 4 /tmp/out; leave it out"):
+        read_script(str(script), ["4", "/tmp/out", "b=2"])
 
 
 def test_a_script_named_by_the_path_of_another_machine_is_read_in_this_checkout(tmp_path: Path) -> None:

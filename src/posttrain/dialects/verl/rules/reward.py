@@ -152,6 +152,9 @@ def _sampled_judge(keys: Reader) -> None:
             f"++{later}{_FUNCTION}.reward_kwargs.{_ADDRESS}=127.0.0.1:8000"
         )
         keys.plan_only(what, key=key, fix=fix)
+        for section in (_MODEL, _SERVED):
+            for name in ("enable_resource_pool", "nnodes", "n_gpus_per_node"):
+                keys.ignore(f"{section}.{name}", "the run does not serve the model")
     else:
         keys.warn(
             f"{key}: the reward model's head scores in the run's own processes, in micro-batches, not in a server"

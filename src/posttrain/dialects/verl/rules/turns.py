@@ -99,6 +99,10 @@ def _environments(keys: Reader) -> dict[str, Any]:
         # A loop cuts its own output, and may have conversations beside it
         fields["environment.max_trajectory_tokens"] = None
     keys.origins["environment.named"] = LOOPS if keys.ledger.find(LOOPS) is not None else TOOL_FILE
+    if by_row:
+        keys.ignore(
+            f"{TURNS}.enable", "with mode=async, and tools or agent loops, a row's agent_name decides, as in verl"
+        )
     fields |= _by_row(keys, has_tools=has_tools, loops=loops) if by_row else _everywhere(keys)
     # What is missing in a file that cannot be read is no problem of its own
     return {} if any(_is_wrong(keys, key) for key in (LOOPS, TOOL_FILE, INTERACTION_FILE)) else fields
