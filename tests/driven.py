@@ -7,6 +7,16 @@ from typing import Any
 
 from posttrain.interfaces.env import AskingEnv, EnvAsk
 
+# A package in whose name nothing can be started
+RAY = """
+def remote(*given, **options):
+    raise RuntimeError("a worker would start")
+def get(what):
+    raise RuntimeError("nothing to get")
+def init(**options): ...
+def is_initialized(): return True
+"""
+
 
 class Driven:
     """An episode whose turns the test takes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,16 @@ def program_problems(command: Any, field: str) -> Iterator[Problem]:
             fix=f"did you mean {file.with_name(near)}?" if near else "name an existing file",
             field=field,
         )
+
+
+def python_problems(
+    settings: Mapping[str, Any], field: str, *, variable: str, what: str, library: str
+) -> Iterator[Problem]:
+    """Report a Python of the user's own, named by the setting ``python`` or by a variable, that is not named, or not there."""
+    python = settings.get("python") or os.environ.get(variable)
+    if python:
+        yield from program_problems([os.path.expanduser(python)], f"{field}.python")
+    else:
+        fix = f"set {field}.python: FOLDER/bin/python of the environment that it runs in, or {variable}"
+        problem = f"{what} needs a Python that has {library}, and none is named"
+        yield Problem(problem, fix=fix, field=f"{field}.python")

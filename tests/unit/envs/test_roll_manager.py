@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from driven import Driven
+from driven import RAY, Driven
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
-from posttrain.envs.roll_manager import roll_manager
+from posttrain.envs.roll_manager import BRIDGE, PYTHON, roll_manager
 from posttrain.envs.roll_manager.bridge import answer_of, number_of
-from posttrain.envs.roll_manager.python import BRIDGE, PYTHON
 from posttrain.errors import ConfigError
 from posttrain.interfaces.env import EnvAsk, EnvSpec, EnvStep
 from posttrain.plan.environments.roll_manager import roll_manager as problems_of
@@ -132,14 +131,6 @@ class AutoTokenizer:
         return cls()
     def decode(self, ids, skip_special_tokens):
         return "".join(map(chr, ids))
-"""
-RAY = """
-def remote(*given, **options):
-    raise RuntimeError("a worker would start")
-def get(what):
-    raise RuntimeError("nothing to get")
-def init(**options): ...
-def is_initialized(): return True
 """
 
 

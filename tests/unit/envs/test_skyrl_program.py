@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from driven import Driven
+from driven import RAY, Driven
 from posttrain.envs.agent import AgentFailed
 from posttrain.envs.agent.bridged import bridge_of
 from posttrain.envs.skyrl_agent import skyrl_agent
@@ -70,14 +70,6 @@ module("skyrl.train.generators")
 module("skyrl.train.generators.base", TrajectoryID=TrajectoryID, BatchMetadata=BatchMetadata)
 module("skyrl.train.entrypoints")
 module("skyrl.train.entrypoints.main_base", BasePPOExp=BasePPOExp, initialize_ray=initialize_ray)
-"""
-RAY = """
-def remote(*given, **options):
-    raise RuntimeError("a worker would start")
-def get(what):
-    raise RuntimeError("nothing to get")
-def init(**options): ...
-def is_initialized(): return True
 """
 PROGRAM = """
 import asyncio, json, os, sys, urllib.request

@@ -21,6 +21,16 @@ from posttrain.processes.environment import Kind, variables_for
 LAST_LINES = 20  # of its standard error, kept to say why it failed
 
 
+def named_python(named: str | None, variable: str, what: str, library: str) -> str:
+    """Return the Python of a bridge, named in the settings or by an environment variable. Raises: ConfigError without one, for
+    ``what`` needs it."""
+    python = named or os.environ.get(variable)
+    if not python:
+        problem = f"{what} needs a Python that has {library}, and none is named"
+        raise ConfigError(Problem(problem, fix=f"set python: FOLDER/bin/python, or {variable}", field="python"))
+    return python
+
+
 class Bridge:
     """A running bridge. One episode at a time.
 

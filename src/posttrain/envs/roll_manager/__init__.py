@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from posttrain.data.episodes import FIRST_TRAINING_SEED
 from posttrain.envs.agent import Agent
-from posttrain.envs.agent.bridged import BridgedEpisode
+from posttrain.envs.agent.bridged import BridgedEpisode, named_python
 from posttrain.envs.agent.episode import AgentEpisode
-from posttrain.envs.roll_manager.python import BRIDGE, python_of
 from posttrain.envs.skyrl_program import as_policy
 from posttrain.interfaces.env import AskingEnv, EnvSpec
 from posttrain.registry import ENVS
+
+PYTHON = "POSTTRAIN_ROLL_PYTHON"
+BRIDGE = Path(__file__).with_name("bridge.py")
 
 
 @ENVS.register("roll_manager", asks=True)
@@ -41,7 +44,8 @@ def roll_manager(
     Raises: ConfigError without a python.
     """
     plays = {"folder": folder, "manager": manager, "tag": tag, "values": dict(values), "model": model}
-    return ManagerEpisode(spec, plays, os.path.expanduser(python_of(python)))
+    found = named_python(python, PYTHON, "a manager of ROLL's", "ROLL")
+    return ManagerEpisode(spec, plays, os.path.expanduser(found))
 
 
 class ManagerEpisode(Agent):

@@ -15,10 +15,9 @@ from typing import Any
 
 from posttrain.data.episodes import FIRST_TRAINING_SEED
 from posttrain.envs.agent import Agent
-from posttrain.envs.agent.bridged import BridgedEpisode
+from posttrain.envs.agent.bridged import BridgedEpisode, named_python
 from posttrain.envs.agent.episode import AgentEpisode
 from posttrain.envs.agent.turn_requests import MODEL
-from posttrain.errors import ConfigError, Problem
 from posttrain.interfaces.env import AskingEnv, EnvSpec
 from posttrain.registry import ENVS
 
@@ -54,11 +53,7 @@ def skyrl_program(
 
 def python_of(named: str | None) -> str:
     """Return the Python that has SkyRL. Raises: ConfigError where none is named."""
-    python = named or os.environ.get(PYTHON)
-    if not python:
-        what = "a program on SkyRL needs a Python that has SkyRL, and none is named"
-        raise ConfigError(Problem(what, fix=f"set python: FOLDER/bin/python, or {PYTHON}", field="python"))
-    return python
+    return named_python(named, PYTHON, "a program on SkyRL", "SkyRL")
 
 
 def as_policy(body: Any) -> Any:

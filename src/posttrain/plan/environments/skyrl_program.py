@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import Problem
-from posttrain.plan.programs import program_problems
+from posttrain.plan.programs import python_problems as own_python_problems
 from posttrain.registry import ENV_CHECKS
 
 PYTHON = "POSTTRAIN_SKYRL_PYTHON"
@@ -25,10 +24,4 @@ def skyrl_program(settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
 
 def python_problems(settings: Mapping[str, Any], field: str) -> Iterator[Problem]:
     """Report a Python with SkyRL that is not named, or not there."""
-    python = settings.get("python") or os.environ.get(PYTHON)
-    if python:
-        yield from program_problems([os.path.expanduser(python)], f"{field}.python")
-    else:
-        what = "a program on SkyRL needs a Python that has SkyRL, and none is named"
-        fix = f"set {field}.python: FOLDER/bin/python of the environment that it runs in, or {PYTHON}"
-        yield Problem(what, fix=fix, field=f"{field}.python")
+    return own_python_problems(settings, field, variable=PYTHON, what="a program on SkyRL", library="SkyRL")
