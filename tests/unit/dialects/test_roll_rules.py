@@ -288,6 +288,18 @@ def test_what_is_planned_can_be_planned_for_and_not_run(overrides, word) -> None
     assert any("planned" in str(problem) and word in str(problem) for problem in loaded.unsupported)
 
 
+def test_a_reward_worker_of_a_fork_is_no_misspelling_of_rolls(tmp_path: Path, monkeypatch) -> None:
+    name = "roll.pipeline.rlvr.rewards.math_rules_worker.MathRulesRewardWorker"
+    given = f"rewards.d.worker_cls={name}"
+    assert "did you mean MathRuleRewardWorker?" in " ".join(str(problem) for problem in load(given).problems)
+    file = tmp_path.joinpath(*name.split(".")[:-1]).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    file.write_text("class MathRulesRewardWorker:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    said = " ".join(str(problem) for problem in load(given).unsupported)
+    assert f"reward workers of your own ({file})" in said and "did you mean" not in said
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [

@@ -24,6 +24,16 @@ def of_fork(keys: Reader, kind: str, config: Mapping[str, Any]) -> tuple[str, di
     return "gem_class", {"path": place, "root": str(root), "options": dict(config)}
 
 
+def file_of_class(keys: Reader, dotted: str) -> Path | None:
+    """Return the file of ``package.module.Class`` in a checkout of a fork: below a folder above the configuration, or the current
+    one. None without a file that defines the class."""
+    module, _, name = dotted.rpartition(".")
+    above = Path(keys.sources.file).resolve().parents if keys.sources.file else ()
+    places = (folder.joinpath(*module.split(".")).with_suffix(".py") for folder in (*above, Path.cwd()) if module)
+    found = next((place for place in places if place.is_file()), None)
+    return found if found is not None and f"class {name}" in found.read_text("utf-8", errors="replace") else None
+
+
 def _checkout(file: str | None) -> Path | None:
     """Return the folder above a configuration, or the current one, that holds the fork's package."""
     above = Path(file).resolve().parents if file else ()

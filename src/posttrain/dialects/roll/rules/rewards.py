@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.dialects.reader import Reader
+from posttrain.dialects.roll.rules.forks import file_of_class
 from posttrain.dialects.roll.rules.judges import is_local_judge, judges
 from posttrain.dialects.roll.rules.reward_workers import (
     BOXES,
@@ -216,10 +217,12 @@ def _judge(keys: Reader, at: str) -> dict[str, Any]:
 
 
 def _unknown_worker(keys: Reader, key: str, worker: str, name: str) -> list[dict[str, Any]]:
-    guess = nearest(name, [*WORKERS, *PLANNED_WORKERS, *REWARDS.names()])
+    own = file_of_class(keys, worker)
+    guess = None if own else nearest(name, [*WORKERS, *PLANNED_WORKERS, *REWARDS.names()])
     instead = f"did you mean {guess}?" if guess else "write your reward as a function and name it FILE.py:FUNCTION"
     if "." in worker and guess is None:
-        keys.plan_only(f"{key}={worker} is planned: reward workers of your own", key=key, fix=instead)
+        place = f" ({own})" if own else ""
+        keys.plan_only(f"{key}={worker} is planned: reward workers of your own{place}", key=key, fix=instead)
     else:
         keys.problem(f"there is no reward {worker!r}", key=key, fix=instead)
     return []
