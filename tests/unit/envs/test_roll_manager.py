@@ -23,9 +23,17 @@ pytestmark = pytest.mark.usefixtures("warm_children")
 
 # The parts of ROLL that a manager meets, with the interfaces of October 2025.
 PROTOCOL = """
+class Columns:
+    # That of August 2026 is no mapping
+    def __init__(self, values):
+        self.get, self.keys, self.items = values.get, values.keys, values.items
+    def __getitem__(self, name):
+        raise KeyError(f"Key '{name}' not found in batch or remote_batch")
+
 class DataProto:
     def __init__(self, batch=None, non_tensor_batch=None, meta_info=None):
-        self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch or {}, meta_info or {}
+        self.batch, self.meta_info = batch, meta_info or {}
+        self.non_tensor_batch = Columns(non_tensor_batch or {"text": ["a"]})
 """
 TENSORDICT = """
 class TensorDict(dict):

@@ -156,7 +156,7 @@ def turn(asked: Any, generation_config: Any) -> Any:
     if "lora_name" in asked.meta_info:
         raise ValueError("the manager asks for other weights (lora_name), and the policy alone answers here")
     batch = asked.batch
-    if any("multi_modal" in name for name in asked.non_tensor_batch):
+    if any("multi_modal" in name for name in asked.non_tensor_batch.keys()):  # noqa: SIM118 - no mapping since 2026-08
         raise ValueError("the manager's prompt has pictures, and texts alone are sampled for managers")
     prompt = batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist()
     sampling = {"max_tokens": generation_config.get("max_new_tokens"), "stop": generation_config.get("stop_strings")}
@@ -183,7 +183,7 @@ def response_of(asked: Any, prompt: list[int], response: list[int], logprobs: li
     }
     made = type(asked)()
     made.batch = importlib.import_module("tensordict").TensorDict(tensors, batch_size=1)
-    made.non_tensor_batch = dict(asked.non_tensor_batch)
+    made.non_tensor_batch = dict(asked.non_tensor_batch.items())
     made.meta_info = {
         name: each for name, each in asked.meta_info.items() if name not in ("generation_config", "src_rank")
     }
