@@ -120,7 +120,7 @@ def test_an_exported_run_is_a_plain_folder(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        ({"rollout": {"engine": "vllm"}}, ["rollout.engine"]),
+        ({"rollout": {"engine": "sglang"}}, ["rollout.engine"]),
         ({"reward": {"terms": [], "model": {"path": "x", "own_template": True}}}, ["reward.model.own_template"]),
         ({"policy": {"engine": "megatron"}, "rollout": {"engine": "http"}}, ["rollout.engine", "policy.engine"]),
         ({"tracking": {"trackers": [], "batches_every_steps": 1}}, ["tracking.batches_every_steps"]),

@@ -86,7 +86,7 @@ def check_rows_fit(config: GenerateConfig, prompts: Sequence[Prompt]) -> None:
     problems = _unknown_tokens(_highest_token(prompts), model, config.model)
     problems += _too_long("", prompts, config.rollout.max_response_tokens, model)
     if any(prompt.images for prompt in prompts):
-        problems += sampler_problems(config.rollout.engine)
+        problems += sampler_problems(config.rollout)
     if problems:
         raise ConfigError(problems)
 

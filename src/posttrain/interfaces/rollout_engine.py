@@ -266,5 +266,7 @@ class SamplerPlan:
     span: NodeSpan | None = None  # None: all of a copy is on this machine
     note: str = ""  # see RolloutEngine.note
     options: Mapping[str, Any] = field(default_factory=dict)  # rollout.engine_options
+    # data.image_options, of the image processor
+    image_options: Mapping[str, Any] = field(default_factory=dict)
     # Which of the model's layers have experts, where the sampler reports those of every token; empty: it does not
     expert_layers: tuple[bool, ...] = ()

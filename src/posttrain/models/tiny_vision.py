@@ -190,7 +190,13 @@ def _qwen(
 ) -> PretrainedConfig:
     half = text["hidden_size"] // 4 // 2  # frequencies per head, shared among time, height and width
     time = half - 2 * (half // 3)
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [time, half // 3, half // 3]}
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [time, half // 3, half // 3],
+    }
+    if family.startswith("qwen3_vl"):
+        rope["mrope_interleaved"] = True  # as published, for vLLM; transformers' class knows it
     start, end, _, image, video = (tokenizer.convert_tokens_to_ids(name) for name in QWEN_TOKENS)
     return AutoConfig.for_model(
         family,
@@ -254,6 +260,9 @@ def _preprocessor(family: VisionFamily, image_size: int) -> dict[str, Any]:
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": PROCESSORS[family],
         **(of_qwen3 if family.startswith("qwen3_vl") else {"min_pixels": fewest, "max_pixels": most}),
+        # As published; vLLM reads them from here
+        "image_mean": [0.5, 0.5, 0.5] if family.startswith("qwen3_vl") else [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.5, 0.5, 0.5] if family.startswith("qwen3_vl") else [0.26862954, 0.26130258, 0.27577711],
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": MERGE,

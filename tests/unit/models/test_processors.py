@@ -32,6 +32,7 @@ WHOLE = {
     "qwen2_vl": Qwen2VLProcessor,
     "qwen2_5_vl": Qwen2_5_VLProcessor,
     "qwen3_vl": Qwen3VLProcessor,
+    "qwen3_vl_moe": Qwen3VLProcessor,
     "smolvlm": SmolVLMProcessor,
 }
 

@@ -57,6 +57,7 @@ class InProcess:
             seed=config.run.seed,
             max_prompt_tokens=config.context_tokens,
             lora=config.policy.lora,
+            image_options=config.data.image_options,
         )
         critic = start_critic(config, batches, tokenizer, device, notices) if batches.critic else None
         sync = start_weight_sync(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.backends.serving.images import refuse_images
 from posttrain.backends.serving.protocol import SampledResponse, ServerProtocol, UnusableAnswer
 from posttrain.backends.serving.replicas import Replicas
 from posttrain.backends.serving.stream import ServedStream
@@ -69,6 +70,7 @@ class ServedEngine:
         without token ids or log-probs."""
         self._refuse_beside_a_stream()
         self.check_sampling(sampling)
+        refuse_images(prompt.images for prompt in prompts)
         return run(self._generate(prompts, sampling, on_tokens, on_group))
 
     def open_stream(self, sampling: SamplingParams, on_tokens: OnTokens | None = None) -> ServedStream:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,6 +52,7 @@ def make_sampler(
     max_prompt_tokens: int,
     lora: LoraConfig | None = None,
     span: NodeSpan | None = None,
+    image_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> RolloutEngine:
     """Args: ``load`` gives the module to sample from; it is not called for samplers with a copy of the weights. ``lora`` is the
         policy's; ``span`` is for servers over several machines.
@@ -78,6 +80,7 @@ def make_sampler(
             max_prompt_tokens=max_prompt_tokens,
             lora=lora,
             span=span,
+            image_options=image_options,
         ),
         tokenizer,
     )
@@ -94,6 +97,7 @@ def sampler_plan(
     max_prompt_tokens: int,
     lora: LoraConfig | None = None,
     span: NodeSpan | None = None,
+    image_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplerPlan:
     path = absolute(model.path)
     alone = sends_adapter(rollout, lora)
@@ -129,6 +133,7 @@ def sampler_plan(
         span=span,
         note="; ".join(notes),
         options=rollout.engine_options,
+        image_options=image_options,
         expert_layers=_expert_layers(model) if rollout.routing_replay else (),
     )
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from posttrain.backends.serving.images import refuse_images
 from posttrain.backends.serving.replicas import Replicas
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.records.trajectories import SamplingParams, Trajectory
@@ -83,6 +84,7 @@ class ServedStream:
         if self.closed:
             raise RuntimeError("the stream is closed")
         check_requests(requests, self._under_way)
+        refuse_images(request.images for request in requests)
         if self._checked != self._engine.content_hash:
             self._do(self._look())
         for request in requests:

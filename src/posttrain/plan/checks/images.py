@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from posttrain.config import RunConfig
 from posttrain.config.judge import judge_field
-from posttrain.config.roles import needs_values
+from posttrain.config.roles import needs_values, shares_weights
+from posttrain.config.rollout import RolloutConfig
 from posttrain.errors import Problem
 from posttrain.plan.engine import engine_plan, engine_that
 from posttrain.registry import ROLLOUT_ENGINES
@@ -49,7 +50,7 @@ def unread_pictures(config: RunConfig) -> Iterator[Problem]:
 
 
 def _engine_problems(config: RunConfig, what: str) -> Iterator[Problem]:
-    yield from sampler_problems(config.rollout.engine, what)
+    yield from sampler_problems(config.rollout, what)
     if not engine_plan(config.policy.engine).reads_images:
         yield Problem(
             f"{what}, which policy.engine={config.policy.engine} does not read",
@@ -92,12 +93,20 @@ def _reader_problems(config: RunConfig, what: str) -> Iterator[Problem]:
         )
 
 
-def sampler_problems(engine: str, what: str = "the data hold images") -> Iterator[Problem]:
+def sampler_problems(rollout: RolloutConfig, what: str = "the data hold images") -> Iterator[Problem]:
     """Samplers that read text only."""
-    readers = sorted(ROLLOUT_ENGINES.stating("reads_images"), reverse=True)
+    engine = rollout.engine
+    readers = sorted(ROLLOUT_ENGINES.stating("reads_images"), key=lambda name: (name != "native", name))
     if engine not in readers:
         yield Problem(
             f"{what}, which rollout.engine={engine} does not read",
-            fix=f"use rollout.engine={' or '.join(readers)}",
+            fix=f"use rollout.engine={', '.join(readers[:-1])} or {readers[-1]}",
             field="rollout.engine",
+        )
+    elif not shares_weights(engine) and (rollout.endpoints or rollout.engine_options.get("python")):
+        where = "endpoints" if rollout.endpoints else "engine_options.python"
+        yield Problem(
+            f"{what}, and a server of {engine} takes token ids without images",
+            fix=f"leave rollout.{where} out, so that {engine} runs in the trainer's Python; or use rollout.engine=native",
+            field=f"rollout.{where}",
         )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from posttrain.errors import RunStopped
+from posttrain.errors import ModelError, RunStopped
 from posttrain.interfaces.rollout_engine import Request, SamplerPlan, Served
 from posttrain.models.tiny import tiny_tokenizer
+from posttrain.records.images import PromptImages
 from posttrain.records.prompts import Prompt
 from posttrain.records.trajectories import SamplingParams, StopReason, TrajectoryGroup
 
 END = 122  # z
+IMAGE = 35  # #
 
 
 class Scheduler:
@@ -28,6 +34,7 @@ class Scheduler:
         self.aborted: list[str] = []
         self.adapters: list[int] = []
         self.adapters_asked_for: list[str | None] = []
+        self.tokens_of_an_image = 3
 
     def add_lora(self, adapter: Any) -> bool:
         self.adapters.append(adapter.lora_int_id)
@@ -36,9 +43,16 @@ class Scheduler:
     def remove_lora(self, number: int) -> None:
         self.adapters.remove(number)
 
-    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any, lora_request: Any) -> None:
+    def add_request(self, name: str, prompt: dict[str, Any], params: Any, lora_request: Any) -> None:
         self.adapters_asked_for.append(lora_request and lora_request.lora_name)
-        self.requests[name] = (prompt["prompt_token_ids"], params, [])
+        shown = [image.size for image in prompt.get("multi_modal_data", {}).get("image", ())]
+        assert len(shown) == prompt["prompt_token_ids"].count(IMAGE)
+        read = [
+            token
+            for each in prompt["prompt_token_ids"]
+            for token in [each] * (self.tokens_of_an_image if each == IMAGE else 1)
+        ]
+        self.requests[name] = (read, params, [])
 
     def abort_request(self, names: list[str]) -> None:
         self.aborted += names
@@ -141,6 +155,44 @@ def test_groups_are_whole_and_handed_on_as_they_end(engine: Any) -> None:
     assert groups[0].trajectories[0].logprobs == (-0.5,) * 5
     assert handed == groups and sum(counted) == 14
     assert engine.llm.calls == ["sleep 1"]
+
+
+def with_images(text: str, *sizes: tuple[int, int]) -> Prompt:
+    """A prompt whose tokens # are those of images, red ones of these sizes."""
+    files = []
+    for size in sizes:
+        buffer = io.BytesIO()
+        Image.new("RGB", size, "red").save(buffer, "PNG")
+        files.append(buffer.getvalue())
+    shown = PromptImages(files=tuple(files), features={}, content_hash=text)
+    return replace(prompt(text), images=shown)
+
+
+@pytest.mark.parametrize("first", [None, 30.0])
+def test_images_are_sent_with_one_token_each(
+    engine: Any, tmp_path: Path, first: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor of vLLM makes three tokens of each; the answer is checked against what the trainer reads."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "image_token_id": IMAGE}))
+    monkeypatch.setattr(engine, "_model", (str(tmp_path), False))
+    sampling = SamplingParams(max_response_tokens=3, first_token_temperature=first)
+    groups = engine.generate([with_images("a###b###c", (4, 2), (8, 8)), prompt("k")], sampling)
+    assert [group.trajectories[0].text for group in groups] == ["def", "lmn"]
+    for text, expected in (
+        ("a####b###c", "vLLM reads a prompt with images as 9 tokens, and the trainer as 10"),
+        ("a###c", "2 images and 1 places"),
+    ):
+        with pytest.raises(RunStopped, match=expected):
+            engine.generate([with_images(text, (4, 2), (8, 8))], SamplingParams(max_response_tokens=1))
+
+
+def test_images_of_a_family_that_writes_them_otherwise_are_refused(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "smolvlm"}))
+    monkeypatch.setattr(engine, "_model", (str(tmp_path), False))
+    with pytest.raises(ModelError, match="this one is smolvlm"):
+        engine.generate([with_images("a###", (4, 2))], SamplingParams(max_response_tokens=1))
 
 
 def test_a_first_token_of_its_own_is_a_request_of_its_own(engine: Any) -> None:

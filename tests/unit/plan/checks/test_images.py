@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import RunConfig
+from posttrain.config.rollout import RolloutConfig
 from posttrain.plan.checks.images import image_problems, sampler_problems
 from posttrain.plan.checks.train import warnings_of
 
@@ -18,7 +19,7 @@ def config(**sections: Any) -> RunConfig:
     )
 
 
-@pytest.mark.parametrize("engine", ["native", "hf"])
+@pytest.mark.parametrize("engine", ["native", "hf", "vllm"])
 def test_what_reads_images(engine: str) -> None:
     assert [*image_problems(config(rollout={"engine": engine}))] == []
 
@@ -53,8 +54,11 @@ def test_images_on_several_devices(engine: str) -> None:
 
 
 def test_a_sampler_of_text_is_told_what_to_use() -> None:
-    (problem,) = sampler_problems("vllm")
-    assert problem.fix == "use rollout.engine=native or hf"
+    (problem,) = sampler_problems(RolloutConfig(engine="sglang"))
+    assert problem.fix == "use rollout.engine=native, hf or vllm"
+    for server in ({"endpoints": ["http://host:8000"]}, {"engine_options": {"python": "/venv/bin/python"}}):
+        (problem,) = sampler_problems(RolloutConfig.model_validate({"engine": "vllm", **server}))
+        assert "a server of vllm takes token ids without images" in problem.what
 
 
 def test_freezing_beside_an_adapter_has_no_effect() -> None:

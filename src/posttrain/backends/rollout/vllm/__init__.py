@@ -16,7 +16,7 @@ from posttrain.registry import ROLLOUT_ENGINES
 
 
 @ROLLOUT_ENGINES.register(
-    "vllm", most_temperature=2.0, spans_nodes=True, receives_broadcasts=True, records_experts=True
+    "vllm", most_temperature=2.0, spans_nodes=True, receives_broadcasts=True, records_experts=True, reads_images=True
 )
 def start_vllm(plan: SamplerPlan, tokenizer: PreTrainedTokenizerBase) -> WeightTaker | Follower:
     """Connect to rollout.endpoints; or start a server with engine_options.python; or else load vLLM in this process.

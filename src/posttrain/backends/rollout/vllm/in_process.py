@@ -14,6 +14,7 @@ from posttrain.backends.rollout.vllm.experts import RUNNER, of_routed_layers
 from posttrain.backends.rollout.vllm.options import engine_arguments, frees_cache
 from posttrain.backends.rollout.vllm.server import EXTENSION
 from posttrain.backends.rollout.vllm.stream import VllmStream
+from posttrain.backends.serving.images import image_token_of
 from posttrain.errors import RunStopped
 from posttrain.interfaces.rollout_engine import BroadcastPlan, OnGroup, OnTokens, Request, SamplerPlan, Served
 from posttrain.records.prompts import Prompt
@@ -31,6 +32,8 @@ class VllmInProcessEngine:
         self.tokenizer = tokenizer
         self.end_tokens = plan.end_tokens
         self.llm: Any = LLM(**{"disable_log_stats": True} | engine_arguments(plan), worker_extension_cls=EXTENSION)
+        self._model = plan.model_path, plan.trust_remote_code
+        self._image_token: int | None = None  # known once a prompt has images
         self._expert_layers = plan.expert_layers
         self._frees = frees_cache(plan) and plan.cuda
         self._asleep = False
@@ -93,7 +96,14 @@ class VllmInProcessEngine:
         with self.open_stream(sampling, on_tokens) as stream:
             numbers = [
                 [
-                    stream.add(Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, sampling.max_response_tokens))
+                    stream.add(
+                        Request(
+                            f"{prompt.prompt_id}/{number}",
+                            prompt.token_ids,
+                            sampling.max_response_tokens,
+                            images=prompt.images,
+                        )
+                    )
                     for number in range(samples)
                 ]
                 for prompt in prompts
@@ -122,6 +132,12 @@ class VllmInProcessEngine:
     def _refuse_while_busy(self) -> None:
         if self._stream is not None and self._stream.busy:
             raise RuntimeError("the weights change while responses are in progress: close the stream first")
+
+    def image_token(self) -> int:
+        """Return the token of an image. Raises: ModelError for a family whose images are not sent to vLLM."""
+        if self._image_token is None:
+            self._image_token = image_token_of(*self._model, "vllm")
+        return self._image_token
 
     def rest(self) -> None:
         """Free memory, where the options request it."""

@@ -54,6 +54,7 @@ def engine_arguments(plan: SamplerPlan) -> dict[str, Any]:
         if plan.adapter_rank
         else None,
         OPTION: True if plan.expert_layers else None,
+        "mm_processor_kwargs": dict(plan.image_options) or None,
         "enable_sleep_mode": (frees_cache(plan) and plan.cuda) or None,
     }
     for name, value in plan.options.items():

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
+from posttrain.backends.serving.images import check_same_prompt, unexpanded
+from posttrain.data.images import decode
 from posttrain.interfaces.rollout_engine import OnTokens, Request, check_requests
 from posttrain.records.trajectories import SamplingParams, StopReason, Trajectory
 
@@ -23,6 +25,8 @@ class StreamingEngine(Protocol):
 
     def joined(self, first: Trajectory, rest: Trajectory) -> Trajectory: ...
 
+    def image_token(self) -> int: ...
+
     def rest(self) -> None: ...
 
 
@@ -38,6 +42,7 @@ class VllmStream:
         self._in_flight: dict[str, str] = {}  # sample ids by vLLM's request names
         self._first: dict[str, Request] = {}  # those whose first token alone is requested, by vLLM's names
         self._begun: dict[str, Trajectory] = {}  # first tokens of those that are continued, by vLLM's names
+        self._with_images: dict[str, list[int]] = {}  # their token ids as the trainer reads them, by vLLM's names
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -65,12 +70,18 @@ class VllmStream:
         if sampling.has_own_first:
             self._first[name] = request
             sampling = replace(sampling.of_first_token(), max_response_tokens=1)
-        self._send(name, request.token_ids, sampling, sampling.request_seed(request.sample_id))
+        self._send(name, request, (), sampling, sampling.request_seed(request.sample_id))
         self._in_flight[name] = request.sample_id
         return name
 
-    def _send(self, name: str, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> None:
-        prompt = {"prompt_token_ids": list(token_ids)}
+    def _send(self, name: str, request: Request, further: Sequence[int], sampling: SamplingParams, seed: int) -> None:
+        """Args: further tokens behind the request's."""
+        token_ids = [*request.token_ids, *further]
+        prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
+        if request.images is not None:
+            prompt["prompt_token_ids"] = unexpanded(token_ids, self._engine.image_token(), request.images)
+            prompt["multi_modal_data"] = {"image": [decode(file) for file in request.images.files]}
+            self._with_images[name] = token_ids
         params = self._engine.params(sampling, seed)
         self._vllm.add_request(name, prompt, params, lora_request=self._engine.adapter)
 
@@ -87,7 +98,7 @@ class VllmStream:
         )
         # Another seed, or the second token would be drawn with the number that drew the first.
         seed = sampling.request_seed(request.sample_id) ^ 1
-        self._send(name, [*request.token_ids, *first.token_ids], sampling, seed)
+        self._send(name, request, first.token_ids, sampling, seed)
         return True
 
     def step(self) -> list[tuple[str, Trajectory]]:
@@ -97,6 +108,8 @@ class VllmStream:
             if not output.finished or output.request_id not in self._in_flight:
                 continue  # an aborted request may be reported once more
             sample_id = self._in_flight.pop(output.request_id)
+            if token_ids := self._with_images.pop(output.request_id, None):
+                check_same_prompt(output.prompt_token_ids, token_ids, "vLLM")
             trajectory = self._engine.trajectory(sample_id, output, self._sampling)
             if self._continues(output.request_id, trajectory):
                 self._in_flight[output.request_id] = sample_id
@@ -124,6 +137,7 @@ class VllmStream:
             del self._in_flight[name]
             self._first.pop(name, None)
             self._begun.pop(name, None)
+            self._with_images.pop(name, None)
 
     def close(self) -> None:
         if not self.closed:

@@ -259,6 +259,7 @@ class Starter:
             seed=config.run.seed,
             max_prompt_tokens=config.context_tokens,
             lora=config.policy.lora,
+            image_options=config.data.image_options,
             span=self.assignment.span,
         )
         started.server = server_of(sampler)
