@@ -102,7 +102,7 @@ def test_a_learning_rate_a_thousand_times_too_high(run: Run) -> None:
 
 def test_a_reward_that_is_always_one(run: Run) -> None:
     [alarm] = run(3, reward=ALWAYS_RIGHT)
-    assert alarm.startswith("step 3: no group has had a signal for 3 steps: group/no_signal_share is 1, ")
+    assert alarm.startswith("step 3: no group has had a signal for 3 steps: group/no_signal_share is 1. ")
 
 
 def test_a_template_that_leaves_the_question_out(run: Run, tiny_llama: Path, tmp_path: Path) -> None:

@@ -82,6 +82,6 @@ def test_what_reads_no_pictures_is_refused_by_plan(tmp_path: Path, model: Path) 
     for field, config in fields.items():
         assert [problem.field for problem in check(config) if "pictures" in problem.what] == [field]
     [problem] = [
-        each for each in unsupported(game(tmp_path, model, policy={"engine": "fsdp"})) if "pictures" in each.what
+        each for each in unsupported(game(tmp_path, model, policy={"engine": "megatron"})) if "pictures" in each.what
     ]
     assert problem.field == "policy.engine"

@@ -158,7 +158,7 @@ def test_generation_reads_images(model: Path, files: tuple[Path, Path], tmp_path
     config = GenerateConfig.model_validate(sections)
     assert generate_run(config, on_plan=lambda *counts: None, on_work=lambda *work: None)
     assert (tmp_path / "out.parquet").is_file()
-    sections["rollout"]["engine"] = "vllm"
+    sections["rollout"]["engine"] = "sglang"
     sections["output"]["file"] = str(tmp_path / "other.parquet")
     with pytest.raises(ConfigError, match="the data hold images, which rollout"):
         generate_run(GenerateConfig.model_validate(sections), on_plan=lambda *c: None, on_work=lambda *w: None)

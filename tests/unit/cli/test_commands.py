@@ -105,6 +105,7 @@ class TestPlan:
             "critic": None,  # grpo asks for no values
             "max_tokens_per_micro_batch": None,
             "counts_turns": False,  # sequences are whole episodes
+            "trained_samples_per_step": None,  # resampling.fit changes nothing
         }
 
     def test_text_shows_each_number_with_its_key_in_80_columns(self, posttrain: Run, job: Path) -> None:

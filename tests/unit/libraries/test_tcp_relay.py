@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -88,7 +89,10 @@ def test_a_server_that_is_gone_ends_the_connection() -> None:
     with closing(TcpRelay()) as relay:
         relay.lead_to([f"127.0.0.1:{free_port()}"])
         with connected(relay) as there:
-            assert answer(there, b"hello") == b""
+            try:
+                assert answer(there, b"hello") == b""
+            except OSError as error:  # the connection ended before all was said
+                assert error.errno in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
 def test_a_relay_that_leads_nowhere_closes() -> None:
