@@ -71,9 +71,8 @@ class AddedFeatures:
 
     def to_states(self, layer: int, states: Tensor) -> Tensor:
         """Return the states behind a layer, [1, N, hidden], with its features."""
-        row = states[0]
-        added = row[self.places] + self.features[layer].to(row.dtype)
-        return row.index_put((self.places,), added)[None]
+        where = torch.zeros_like(self.places), self.places
+        return states.index_put(where, states[where] + self.features[layer].to(states.dtype))
 
 
 def add_features_to_layers(model: PreTrainedModel) -> None:
