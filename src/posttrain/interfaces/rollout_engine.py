@@ -33,6 +33,11 @@ class Request:
     grammar: str = ""  # that its text is kept within, by engines that can (libraries.grammars); "": none
     begun: Unfinished | None = None  # tokens sampled before, which the response continues
 
+    @classmethod
+    def of(cls, prompt: Prompt, number: int, max_response_tokens: int) -> Request:
+        """Return the request for a prompt's sample of a number, from 0."""
+        return cls(f"{prompt.prompt_id}/{number}", prompt.token_ids, max_response_tokens, images=prompt.images)
+
     @property
     def draw_name(self) -> str:
         return self.draws_as or self.sample_id

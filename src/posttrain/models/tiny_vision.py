@@ -144,6 +144,15 @@ def _qwen2_5_vl(
     tokenizer: PreTrainedTokenizerFast, *, width: int, layers: int, vision_width: int, depth: int, image_size: int
 ) -> PretrainedConfig:
     vision: dict[str, Any] = {
+        **_tower(width, vision_width, depth),
+        "window_size": 2 * PATCH * MERGE,  # a window of 2 x 2 tokens
+        "fullatt_block_indexes": [depth - 1],
+    }
+    return _qwen("qwen2_5_vl", tokenizer, _text(tokenizer, width, layers), vision)
+
+
+def _tower(width: int, vision_width: int, depth: int) -> dict[str, Any]:
+    return {
         "depth": depth,
         "hidden_size": vision_width,
         "out_hidden_size": width,
@@ -152,10 +161,7 @@ def _qwen2_5_vl(
         "patch_size": PATCH,
         "spatial_merge_size": MERGE,
         "temporal_patch_size": 2,
-        "window_size": 2 * PATCH * MERGE,  # a window of 2 x 2 tokens
-        "fullatt_block_indexes": [depth - 1],
     }
-    return _qwen("qwen2_5_vl", tokenizer, _text(tokenizer, width, layers), vision)
 
 
 def _qwen3_vl(
@@ -170,14 +176,7 @@ def _qwen3_vl(
     experts: Mapping[str, Any] = MappingProxyType({}),
 ) -> PretrainedConfig:
     vision: dict[str, Any] = {
-        "depth": depth,
-        "hidden_size": vision_width,
-        "out_hidden_size": width,
-        "intermediate_size": 2 * vision_width,
-        "num_heads": 2,
-        "patch_size": PATCH,
-        "spatial_merge_size": MERGE,
-        "temporal_patch_size": 2,
+        **_tower(width, vision_width, depth),
         "num_position_embeddings": (image_size // PATCH) ** 2,
         "deepstack_visual_indexes": list(range(min(depth, layers))),
     }

@@ -96,11 +96,7 @@ class HuggingFaceEngine:
         engine_sampling parameters."""
         self._refuse_beside_a_stream()
         samples, longest = sampling.samples_per_prompt, sampling.max_response_tokens
-        requests = deque(
-            Request(f"{prompt.prompt_id}/{number}", prompt.token_ids, longest, images=prompt.images)
-            for prompt in prompts
-            for number in range(samples)
-        )
+        requests = deque(Request.of(prompt, number, longest) for prompt in prompts for number in range(samples))
         done: list[Trajectory] = []
         groups: list[TrajectoryGroup] = []
         while requests:

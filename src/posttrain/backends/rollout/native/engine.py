@@ -95,17 +95,7 @@ class NativeEngine:
         groups: dict[int, TrajectoryGroup] = {}
         with self._open(sampling, on_tokens, prompt_slots) as stream:
             members = [
-                [
-                    stream.add(
-                        Request(
-                            f"{prompt.prompt_id}/{number}",
-                            prompt.token_ids,
-                            sampling.max_response_tokens,
-                            images=prompt.images,
-                        )
-                    )
-                    for number in range(samples)
-                ]
+                [stream.add(Request.of(prompt, number, sampling.max_response_tokens)) for number in range(samples)]
                 for prompt in prompts
             ]
             group_of = {response: group for group, responses in enumerate(members) for response in responses}

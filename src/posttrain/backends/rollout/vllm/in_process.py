@@ -95,17 +95,7 @@ class VllmInProcessEngine:
         groups: dict[int, TrajectoryGroup] = {}
         with self.open_stream(sampling, on_tokens) as stream:
             numbers = [
-                [
-                    stream.add(
-                        Request(
-                            f"{prompt.prompt_id}/{number}",
-                            prompt.token_ids,
-                            sampling.max_response_tokens,
-                            images=prompt.images,
-                        )
-                    )
-                    for number in range(samples)
-                ]
+                [stream.add(Request.of(prompt, number, sampling.max_response_tokens)) for number in range(samples)]
                 for prompt in prompts
             ]
             group_of = {number: group for group, of_group in enumerate(numbers) for number in of_group}

@@ -28,13 +28,9 @@ _FUNCTION = "custom_reward_function"
 _MODEL = "reward_model"
 _ARGUMENTS = f"{_MODEL}.reward_kwargs"  # of the reward manager
 # Sections of the penalty for long responses; the last one belongs to a function, the others to the manager dapo
-# verl's manager asks the section itself whether it is on
+_OVERLONG = (f"{_ARGUMENTS}.overlong_buffer_cfg", f"{_MODEL}.overlong_buffer", f"{_FUNCTION}.overlong_buffer")
+# Without any, for managers that ask the section itself whether it is on
 _NO_BUFFER = {"enable": False, "len": 0, "penalty_factor": 0.0, "log": False}
-_OVERLONG = (
-    f"{_ARGUMENTS}.overlong_buffer_cfg",
-    f"{_MODEL}.overlong_buffer",
-    f"{_FUNCTION}.overlong_buffer",
-)
 PLAIN_MANAGER = "NaiveRewardManager"
 _ADDRESS = "reward_router_address"  # verl's name of a parameter: HOST:PORT
 _SERVED = "reward.reward_model"  # its later name, where it is served
